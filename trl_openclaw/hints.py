@@ -1,0 +1,131 @@
+"""Hints: cleaning a candidate, choosing one, and placing it into a prompt. Text in, text out, no token ids."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, get_args
+
+from .errors import HintError
+from .types import Message, Messages
+
+HintPlacement = Literal["user", "system"]
+
+DEFAULT_HINT_TEMPLATE = "(Learned afterwards about what the user wants here: {hint})"
+
+_SYSTEM_ROLES = ("system", "developer")
+# U+200C and U+200D stay: Persian, Indic scripts and emoji need them.
+_INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
+_QUOTES = {'"': '"', "'": "'", "`": "`", "“": "”", "„": "“", "‘": "’", "«": "»", "「": "」", "『": "』"}
+
+Prompt = TypeVar("Prompt", str, Messages)
+
+
+def check_hint_template(template: str) -> None:
+    """Check that a hint template can be used.
+
+    Args:
+        template: The text around the hint. Must contain `{hint}`; every other brace is plain text.
+
+    Raises:
+        ValueError: When `{hint}` is missing.
+    """
+    if not isinstance(template, str) or "{hint}" not in template:
+        raise ValueError(f"A hint template must contain `{{hint}}`, where the hint goes, got {template!r}.")
+
+
+def insert_hint(
+    prompt: Prompt, hint: str, placement: HintPlacement = "user", template: str = DEFAULT_HINT_TEMPLATE
+) -> Prompt:
+    """Place a hint into a prompt, for the teacher to see.
+
+    Args:
+        prompt: Messages, or plain text. Never changed; the result holds copies of the messages. Parts of a content list
+            are shared, the list itself is not.
+        hint: The hint. A blank one changes nothing, which is what the self-test compares with.
+        placement: `"user"` appends to the last user message, `"system"` to the first system (or developer) message.
+            Without a system message one is added at the front; a chat template that fills in a system prompt of its own
+            when there is none then no longer does so, and the prompts differ by that too. Plain text has no messages:
+            the hint goes in front of it, a blank line between.
+        template: The text around the hint, with `{hint}` where it goes. The hint is put in once and not expanded again.
+
+    Returns:
+        The hinted prompt: text for text, a tuple for a tuple, else a list.
+
+    Raises:
+        HintError: When `placement="user"` and no message is the user's.
+        ValueError: When the placement is unknown or the template has no `{hint}`.
+    """
+    if placement not in get_args(HintPlacement):
+        raise ValueError(f"`placement` must be one of {list(get_args(HintPlacement))}, got {placement!r}.")
+    check_hint_template(template)
+    rendered = template.replace("{hint}", hint) if hint.strip() else ""
+    if isinstance(prompt, str):
+        return f"{rendered}\n\n{prompt}" if rendered else prompt
+    messages: list[Message] = [dict(message) for message in prompt]
+    if rendered:
+        index = _target(messages, placement)
+        if index is None:
+            messages.insert(0, {"role": "system", "content": rendered})
+        else:
+            messages[index] = {**messages[index], "content": _append(messages[index].get("content"), rendered)}
+    return tuple(messages) if isinstance(prompt, tuple) else messages
+
+
+def _target(messages: Sequence[Message], placement: HintPlacement) -> int | None:
+    """The index of the message that takes the hint; `None` when a system message has to be added."""
+    if placement == "system":
+        return next((i for i, message in enumerate(messages) if message.get("role") in _SYSTEM_ROLES), None)
+    for i in reversed(range(len(messages))):
+        if messages[i].get("role") == "user":
+            return i
+    raise HintError("The prompt has no user message to append the hint to. Use `placement='system'` for such prompts.")
+
+
+def _append(content: Any, rendered: str) -> str | list[Any]:
+    """The content with the hint after a blank line. Templates join parts with nothing, so a part brings its own."""
+    if content is None or content == "":
+        return rendered
+    if isinstance(content, str):
+        return f"{content}\n\n{rendered}"
+    return [*content, {"type": "text", "text": f"\n\n{rendered}" if content else rendered}]
+
+
+def clean_hint(text: str) -> str | None:
+    """Tidy a hint candidate. Short hints are kept: a few characters can say everything in some languages.
+
+    Args:
+        text: The candidate as a judge wrote it.
+
+    Returns:
+        The text with plain spaces and line ends, runs of them collapsed, invisible characters and quotation marks
+        around the whole removed; `None` when no letter or digit of any script is left.
+    """
+    text = _INVISIBLE.sub("", text)
+    text = re.sub(r"\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]", "\n", text)
+    text = "".join(" " if unicodedata.category(c) in ("Zs", "Cc") and c != "\n" else c for c in text)
+    text = re.sub(r" *\n *", "\n", re.sub(r" +", " ", text))
+    text = re.sub(r"\n{3,}", "\n\n", text).strip()
+    while (inner := _unquoted(text)) is not None:
+        text = inner
+    return text if any(c.isalnum() for c in text) else None
+
+
+def _unquoted(text: str) -> str | None:
+    """The text without the pair of quotes around it; `None` when its first and last marks are not one pair."""
+    if len(text) < 2 or _QUOTES.get(text[0]) != text[-1]:
+        return None
+    inner = text[1:-1]
+    # An apostrophe inside a word is no quote: 'Don't use bold' is one quoted hint.
+    bare = re.sub(r"(?<=\w)['’](?=\w)", "", inner)
+    return None if text[0] in bare or text[-1] in bare else inner.strip()
+
+
+def longest_hint(hints: Sequence[str]) -> str:
+    """The hint with the most characters; of equally long ones, the first.
+
+    Raises:
+        ValueError: When there is no hint to choose from.
+    """
+    if not hints:
+        raise ValueError("There is no hint to choose from.")
+    return max(hints, key=len)
