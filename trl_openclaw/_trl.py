@@ -1,0 +1,290 @@
+"""Everything private that this package needs of TRL, in one place.
+
+`SeamGRPOTrainer` is TRL's `GRPOTrainer` with its private steps turned into a few named seams. It changes nothing by
+itself, except that a completion without a single token no longer brings the run down. The rest of the package
+overrides the seams and never a private name, so a new TRL release means reading this file and `SIGNATURES`, which
+a contract test holds against the installed TRL.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, is_peft_model
+from torch import nn
+from transformers import PreTrainedModel
+from trl import GRPOTrainer
+from trl.models import prepare_deepspeed, prepare_fsdp
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import (
+    add_fused_lm_head,
+    create_model_from_path,
+    disable_dropout_in_model,
+    get_config_model_id,
+    pad,
+    use_adapter,
+)
+
+__all__ = [
+    "SIGNATURES",
+    "SeamGRPOTrainer",
+    "completion_positions_only",
+    "create_model_from_path",
+    "disable_gradient_checkpointing",
+    "get_config_model_id",
+    "pad",
+    "prepare_scoring_model",
+    "use_adapter",
+]
+
+SIGNATURES: dict[str, tuple[str, ...]] = {
+    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
+    "_compute_loss": ("self", "model", "inputs"),
+    "_generate": ("self", "prompts"),
+    "_generate_and_score_completions": ("self", "inputs"),
+    "_generate_single_turn": (
+        "self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images",
+    ),
+    "_set_signature_columns_if_needed": ("self",),
+    "_tokenize_prompts": ("self", "prompts"),
+}  # fmt: skip
+"""The private methods of `GRPOTrainer` that are overridden or called here, with their parameters in TRL 1.16."""
+
+
+UNREWARDED_WARNING = "All reward functions returned None"
+"""How TRL's warning about a row without any reward begins."""
+
+
+class SeamGRPOTrainer(GRPOTrainer):
+    """`GRPOTrainer` with named seams: `on_rewards`, `extend_batch`, `token_advantages` and `loss_scale`."""
+
+    extra_columns: tuple[str, ...] = ()
+    """Dataset columns to keep when `remove_unused_columns=True`."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.empty_rows: list[bool] | None = None
+        if self.rollout_func is not None:
+            self.rollout_func = self._fill_empty_rollouts(self.rollout_func)
+
+    # Seams
+
+    def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
+        """Called once per generation batch with this rank's prompts and sampled ids, and all ranks' rewards."""
+
+    def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the scored generation batch, with whatever the loss will need added to it."""
+        return batch
+
+    def token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
+        """Return the advantages `(B,)` or `(B, T)` of a micro-batch, given the sampling policy's log-probs `(B, T)`."""
+        return inputs["advantages"]
+
+    def loss_scale(self, inputs: dict[str, Any]) -> torch.Tensor | float:
+        """Return the factor that a micro-batch's loss is multiplied with."""
+        return 1.0
+
+    # What the seams may use
+
+    @property
+    def mode(self) -> str:
+        """`"train"` or `"eval"`: which metrics a number belongs to."""
+        return "train" if self.model.training else "eval"
+
+    @property
+    def is_multimodal(self) -> bool:
+        """Whether the processing class handles images as well as text."""
+        return self._is_vlm
+
+    @property
+    def uses_router_aux_loss(self) -> bool:
+        """Whether a mixture-of-experts load-balancing loss is added to the policy loss."""
+        return self.aux_loss_enabled
+
+    def record_metric(self, name: str, value: float) -> None:
+        """Add a number, already the same on all ranks, to the next log."""
+        self._metrics[self.mode][name].append(value)
+
+    def drop_metrics(self, *names: str) -> None:
+        """Forget metrics that mean nothing in this run."""
+        for name in names:
+            self._metrics[self.mode].pop(name, None)
+
+    def record_column(self, name: str, values: Sequence[Any]) -> None:
+        """Add a column of this rank's values to the completions table. All ranks must call it alike."""
+        self._logs["extra"][name].extend(gather_object(list(values)))
+
+    def replace_logged_advantages(self, values: torch.Tensor) -> None:
+        """Replace the latest advantages in the completions table by all ranks' `values` `(world * B,)`."""
+        logged = self._logs["advantages"]
+        for _ in range(min(len(values), len(logged))):
+            logged.pop()
+        logged.extend(values.tolist())
+
+    def tokenize_prompts(self, prompts: list) -> list[list[int]]:
+        """Token ids of `prompts`, rendered exactly as the sampled ones are. One prompt per row of the batch."""
+        return self._tokenize_prompts(prompts)[0]
+
+    def student_logps(self, batch: dict[str, torch.Tensor], rows: slice) -> torch.Tensor:
+        """The student's log-probs `(n, T)` of some rows of a batch, computed just as the loss computes them."""
+        ids = torch.cat([batch["prompt_ids"][rows], batch["completion_ids"][rows]], dim=1)
+        mask = torch.cat([batch["prompt_mask"][rows], batch["completion_mask"][rows]], dim=1)
+        width = batch["completion_ids"].size(1)
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            observed = _ObservedForward(self.model, self.accelerator, width)
+            return self._get_per_token_logps_and_entropies(observed, ids, mask, width)[0]
+
+    # TRL's private steps
+
+    def _set_signature_columns_if_needed(self):
+        super()._set_signature_columns_if_needed()
+        self._signature_columns += [name for name in self.extra_columns if name not in self._signature_columns]
+
+    def _generate(self, prompts):
+        self.empty_rows = None
+        return super()._generate(prompts)
+
+    def _generate_single_turn(self, *args, **kwargs):
+        completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        if self.empty_rows is None:  # later calls continue a tool loop, where TRL allows an empty turn
+            completion_ids, logprobs = self._fill_empty(completion_ids, logprobs)
+        return completion_ids, logprobs
+
+    def _fill_empty(self, completion_ids, logprobs):
+        """Give an empty completion one EOS token, since TRL reads the last id of each; the row is masked later."""
+        self.empty_rows = [len(ids) == 0 for ids in completion_ids]
+        if any(self.empty_rows):
+            completion_ids = [ids or [self.eos_token_ids[0]] for ids in map(list, completion_ids)]
+            if logprobs is not None:
+                logprobs = [
+                    [None] if empty else values for empty, values in zip(self.empty_rows, logprobs, strict=True)
+                ]
+        return completion_ids, logprobs
+
+    def _fill_empty_rollouts(self, rollout_func: Callable) -> Callable:
+        def filled(prompts, trainer):
+            output = dict(rollout_func(prompts, trainer))
+            if "completion_ids" in output:  # a missing key is TRL's to report
+                output["completion_ids"], output["logprobs"] = self._fill_empty(
+                    output["completion_ids"], output.get("logprobs")
+                )
+            return output
+
+        return filled
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        # TRL warns about every row without a reward and prints the row. Such rows are ordinary here and counted in
+        # the metrics, and what users wrote does not belong in a log unasked.
+        with _silenced("trl.trainer.grpo_trainer", UNREWARDED_WARNING):
+            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self.on_rewards(prompts, completion_ids_list, rewards_per_func)
+        return rewards_per_func
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        return self.extend_batch(inputs, batch)
+
+    def _compute_loss(self, model, inputs):
+        # The batch is buffered and used again by later iterations, so the advantages go into a copy.
+        inputs = dict(inputs)
+        old = inputs.get("old_per_token_logps")
+
+        def set_advantages(per_token_logps: torch.Tensor) -> None:
+            inputs["advantages"] = self.token_advantages(inputs, per_token_logps if old is None else old)
+
+        observed = _ObservedForward(model, self.accelerator, inputs["completion_ids"].size(1), set_advantages)
+        return super()._compute_loss(observed, inputs) * self.loss_scale(inputs)
+
+
+class _ObservedForward:
+    """Stands in for the model in one call: only completion positions reach the LM head, and the result is shown.
+
+    `GRPOTrainer._compute_loss` uses its model for the forward pass alone and reads the advantages after it, so the
+    advantages can be formed from the very log-probs of that pass: no copied loss, no second student forward.
+
+    Args:
+        model: The (wrapped) student.
+        keep: Number T of completion positions.
+        show: Called with the detached log-probs `(B, T)` right after the forward.
+    """
+
+    def __init__(
+        self, model: nn.Module, accelerator: Accelerator, keep: int, show: Callable[[torch.Tensor], None] | None = None
+    ):
+        self.model, self.accelerator, self.keep, self.show = model, accelerator, keep, show
+
+    def __call__(self, **kwargs: Any) -> Any:
+        unwrapped = self.accelerator.unwrap_model(self.model)
+        with completion_positions_only(unwrapped, kwargs, self.keep):
+            outputs = self.model(**kwargs)
+        if self.show is not None:
+            self.show(outputs.log_probs[:, -self.keep :].detach())
+        return outputs
+
+
+@contextmanager
+def _silenced(logger_name: str, beginning: str) -> Iterator[None]:
+    """Drop log records that begin with `beginning`."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(beginning)
+
+    logger = logging.getLogger(logger_name)
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+@contextmanager
+def completion_positions_only(model: nn.Module, kwargs: dict[str, Any], keep: int) -> Iterator[None]:
+    """Let TRL's fused LM head see only the last `keep` tokens, by cutting the backbone's output and the labels alike.
+
+    Without Triton the fused head projects every position, prompts too, and then throws those away. The numbers that
+    are kept are the same; the time and memory of the head shrink to the completion's share.
+
+    Args:
+        model: The unwrapped model, with a fused LM head, perhaps inside a PEFT model.
+        kwargs: The keyword arguments of the coming call; `labels` `(B, P + T)` is replaced.
+        keep: Number T of trailing positions that carry labels.
+    """
+    if is_peft_model(model):
+        if model.active_peft_config.is_prompt_learning:  # virtual tokens shift positions inside PEFT's own forward
+            yield
+            return
+        model = model.get_base_model()
+
+    def cut(_module: nn.Module, _args: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state[:, -(keep + 1) :]
+        return output
+
+    kwargs["labels"] = kwargs["labels"][:, -(keep + 1) :]
+    handle = model.base_model.register_forward_hook(cut)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def prepare_scoring_model(model: PreTrainedModel, trainer: GRPOTrainer) -> nn.Module:
+    """Make a second model score tokens as the student does, and place it the way TRL places its reference model.
+
+    Args:
+        model: A causal language model that TRL has not touched yet.
+        trainer: Gives temperature, head precision, devices and the distributed engine.
+
+    Returns:
+        The frozen, prepared model in evaluation mode.
+    """
+    model.eval().requires_grad_(False)
+    disable_dropout_in_model(model)
+    add_fused_lm_head(model, temperature=trainer.temperature, cast_lm_head_to_fp32=trainer.args.cast_lm_head_to_fp32)
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(model, trainer.accelerator)
+    if trainer.is_fsdp_enabled:
+        return prepare_fsdp(model, trainer.accelerator)
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True)

@@ -1,0 +1,37 @@
+"""Errors that a user of this package may want to catch."""
+
+
+class OpenClawError(Exception):
+    """Base class of this package's errors."""
+
+
+class HintError(OpenClawError, ValueError):
+    """A hint cannot be placed into this prompt."""
+
+
+class ParseError(OpenClawError, ValueError):
+    """A judge's answer does not hold what was asked for. `kind` is the failure to count it under."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class ChatError(OpenClawError):
+    """A chat server did not answer. `kind` is one of `timeout`, `unreachable`, `refused`, `truncated`, `error`."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class JudgeUnavailableError(OpenClawError):
+    """The judge cannot be reached, or failed so often that training on would be training on nothing."""
+
+
+class SelfTestError(OpenClawError):
+    """Teacher and student disagree about the same tokens under the same prompt, so no advantage can be trusted."""
+
+
+class VocabularyMismatchError(OpenClawError, ValueError):
+    """The teacher does not share the student's tokenizer or vocabulary."""

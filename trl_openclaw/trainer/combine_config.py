@@ -1,0 +1,59 @@
+"""Configuration of `CombineTrainer`."""
+
+from dataclasses import dataclass, field
+
+from .opd_config import OPDConfig
+
+REWARD_BASELINES = ("none", "group")
+
+
+@dataclass
+class CombineConfig(OPDConfig):
+    r"""
+    Configuration class for the [`CombineTrainer`]. Every field of [`OPDConfig`] is there.
+
+    Args:
+        rl_weight (`float`, *optional*, defaults to `1.0`):
+            Weight of the reward in a token's advantage.
+        opd_weight (`float`, *optional*, defaults to `1.0`):
+            Weight of the distillation advantage. With `0` no hint is asked for and no teacher runs: Binary RL.
+        reward_baseline (`str`, *optional*, defaults to `"none"`):
+            `"none"`: the weighted sum of rewards is the row's advantage as it is, so equal scores still teach. A row
+            whose reward is exactly 0 (neutral) then says nothing and is left out of the loss, as in OpenClaw-RL.
+            `"group"`: TRL's group-relative advantage (`scale_rewards` applies); equal scores in a group give 0.
+    """
+
+    rl_weight: float = field(default=1.0, metadata={"help": "Weight of the reward in a token's advantage."})
+    opd_weight: float = field(
+        default=1.0, metadata={"help": "Weight of the distillation advantage; 0 is Binary RL without a teacher."}
+    )
+    reward_baseline: str = field(
+        default="none",
+        metadata={"help": "`none`: rewards are advantages as they are; `group`: TRL's group-relative advantages."},
+    )
+
+    def _check_values(self) -> None:
+        super()._check_values()
+        if self.reward_baseline not in REWARD_BASELINES:
+            raise ValueError(
+                f"`reward_baseline` must be one of {', '.join(REWARD_BASELINES)}, got {self.reward_baseline!r}."
+            )
+        if self.rl_weight < 0 or self.opd_weight < 0:
+            raise ValueError(
+                f"Weights must not be negative, got `rl_weight={self.rl_weight}`, `opd_weight={self.opd_weight}`."
+            )
+        if self.rl_weight == 0 and self.opd_weight == 0:
+            raise ValueError("`rl_weight` and `opd_weight` are both 0: there is nothing to train on.")
+
+    def _check_against_grpo(self) -> None:
+        super()._check_against_grpo()
+        if self.reward_baseline == "group" and self.num_generations == 1 and self.rl_weight > 0:
+            raise ValueError(
+                "`reward_baseline='group'` compares the completions of one prompt, but `num_generations=1`. Use "
+                "`reward_baseline='none'` or more generations."
+            )
+        if self.reward_baseline == "none" and self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"`multi_objective_aggregation={self.multi_objective_aggregation!r}` normalises within a group, which "
+                "`reward_baseline='none'` does not do. Use `reward_baseline='group'`."
+            )

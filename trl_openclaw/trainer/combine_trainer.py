@@ -1,0 +1,54 @@
+"""`CombineTrainer`: rewards and distillation in one token advantage."""
+
+from typing import Any
+
+import torch
+
+from ..judges.base import Judge
+from .combine_config import CombineConfig
+from .opd_trainer import OPDTrainer, Rollout
+
+
+class CombineTrainer(OPDTrainer):
+    """
+    Trainer for Combine, from [OpenClaw-RL](https://huggingface.co/papers/2603.10165): the advantage of a token is
+    `rl_weight * r + opd_weight * A_t`, where `r` is the judge's score plus the weighted `reward_funcs`, and `A_t` is
+    [`OPDTrainer`]'s. A row trains if it has either signal.
+
+    With `opd_weight=0` this is Binary RL: no hint is asked for and no teacher runs.
+
+    Args:
+        reward_funcs (*optional*):
+            Reward functions that add to the judge's score. With them, the judge may be left out.
+        args ([`CombineConfig`], *optional*):
+            Configuration.
+
+    All other arguments are those of [`OPDTrainer`].
+    """
+
+    _tag_names = ["trl", "trl-openclaw", "combine"]
+    _name = "Combine"
+    config_class = CombineConfig
+
+    def _weights(self, args: CombineConfig) -> tuple[float, float]:
+        return args.rl_weight, args.opd_weight
+
+    def _check_signals(self, judge: Judge | None, reward_funcs: list) -> None:
+        if self.rl_weight and judge is None and not reward_funcs:
+            raise ValueError(
+                "There is nothing to reward: pass a `judge` or `reward_funcs`, or use `OPDTrainer` to train on hints "
+                "alone."
+            )
+
+    def row_advantages(self, batch: dict[str, Any], rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rewards as they are, or TRL's group-relative advantages; a row without any reward has none."""
+        rows = len(rollout.prompts)
+        rewards = rollout.rewards_per_func
+        own = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
+        scored = ~rewards.isnan().all(dim=1)[own]
+        if not self.rl_weight:
+            return torch.zeros_like(scored, dtype=torch.float32), torch.zeros_like(scored)
+        if self.args.reward_baseline == "group":
+            return batch["advantages"], scored
+        raw = (rewards * self.reward_weights.to(rewards)).nansum(dim=1)[own]
+        return raw, scored & (raw != 0)

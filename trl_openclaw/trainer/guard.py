@@ -1,0 +1,68 @@
+"""Stops all processes together, with one message, when feedback cannot be had."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+
+from ..errors import JudgeUnavailableError
+from ..types import Feedback
+
+
+def check_services(services: Sequence[Any], accelerator: Accelerator) -> None:
+    """Ask every judge and next-state provider that has a `check()` whether it can work. A collective.
+
+    Only the main process asks, so that a cluster does not knock on one server's door at once; all hear the answer.
+
+    Raises:
+        JudgeUnavailableError: On every rank, with the service's own message.
+    """
+    problem: list[str | None] = [None]
+    if accelerator.is_main_process:
+        try:
+            for service in services:
+                check = getattr(service, "check", None)
+                if check is not None:
+                    asyncio.run(check())
+        except JudgeUnavailableError as error:
+            problem = [str(error)]
+    if accelerator.num_processes > 1:
+        broadcast_object_list(problem)
+    if problem[0] is not None:
+        raise JudgeUnavailableError(problem[0])
+
+
+class FailureGuard:
+    """Counts batches in which nearly all feedback failed, over all processes.
+
+    Args:
+        limit: Share of turns, over all processes, from which a batch counts as failed.
+        patience: Failed batches in a row that end the training.
+    """
+
+    def __init__(self, limit: float, patience: int):
+        self.limit = limit
+        self.patience = patience
+        self.failed_batches = 0
+
+    def observe(self, feedbacks: Sequence[Feedback], accelerator: Accelerator) -> None:
+        """Count one batch. A collective: every rank calls it and every rank comes to the same decision.
+
+        Raises:
+            JudgeUnavailableError: On every rank, when `patience` batches in a row failed.
+        """
+        failures = [feedback for feedback in feedbacks if feedback.failure is not None]
+        local = torch.tensor([len(failures), len(feedbacks)], device=accelerator.device)
+        failed, total = accelerator.gather(local).view(-1, 2).sum(0).tolist()
+        self.failed_batches = self.failed_batches + 1 if total and failed >= self.limit * total else 0
+        if self.failed_batches < self.patience:
+            return
+        details = gather_object([f"{failures[-1].failure}: {failures[-1].detail}"] if failures else [])
+        raise JudgeUnavailableError(
+            f"Feedback failed for {failed} of {total} turns, for {self.failed_batches} batches in a row "
+            f"(`judge_failure_limit={self.limit:g}`, `judge_failure_patience={self.patience}`), so there is nothing to "
+            f"train on. All processes stop. The last failure was {details[-1]}"
+        )

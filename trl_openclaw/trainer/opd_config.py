@@ -1,0 +1,193 @@
+"""Configuration of `OPDTrainer`."""
+
+import warnings
+from dataclasses import dataclass, field
+
+from trl import GRPOConfig
+
+from ..hints import DEFAULT_HINT_TEMPLATE, check_hint_template
+from ..teachers import TEACHERS
+
+HINT_SOURCES = ("auto", "judge", "privileged_context", "none")
+HINT_PLACEMENTS = ("user", "system")
+ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
+"""Loss types that divide by the number of rows, so the rows without a signal have to be taken out of the divisor."""
+
+
+class _OneGeneration(int):
+    """The number 1, which passes GRPOConfig's "at least two" check: without a group baseline one is enough."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+
+@dataclass
+class OPDConfig(GRPOConfig):
+    r"""
+    Configuration class for the [`OPDTrainer`].
+
+    Every field of [`~trl.GRPOConfig`] is there. Only the parameters specific to hindsight-guided on-policy
+    distillation, and the defaults that differ, are listed here.
+
+    Args:
+        teacher (`str`, *optional*, defaults to `"frozen"`):
+            Who re-scores the sampled tokens: `"frozen"` (the initial policy; with PEFT the adapter is switched off) or
+            `"live"` (the policy as it is now, which is known to drift and warns). A `teacher_model` passed to the
+            trainer, or `teacher_model_name_or_path`, takes its place.
+        teacher_model_name_or_path (`str`, *optional*):
+            An external teacher with the student's tokenizer.
+        teacher_batch_size (`int`, *optional*):
+            Rows per teacher forward pass. Defaults to `per_device_train_batch_size`.
+        logp_gap_clip (`float`, *optional*, defaults to `1.0`):
+            Bound C, in nats, on teacher minus student log-prob. `None` for no bound.
+        hint_source (`str`, *optional*, defaults to `"auto"`):
+            Where the teacher's extra knowledge comes from: `"judge"`, the dataset column `"privileged_context"`, or
+            `"none"` (an external teacher without hints). `"auto"` takes the only one that is there.
+        hint_placement (`str`, *optional*, defaults to `"user"`):
+            Where a hint goes: to the end of the last `"user"` message, or of the `"system"` message.
+        hint_template (`str`, *optional*):
+            Text around the hint, with `{hint}` in it.
+        self_test (`bool`, *optional*, defaults to `True`):
+            Compare teacher and student on the same tokens and prompt before the first step, and refuse to train when
+            they disagree.
+        self_test_tolerance (`float`, *optional*):
+            Largest log-prob difference, in nats, that the self-test accepts. Defaults to `1e-3` in float32 and `0.5`
+            in half precision, where the shape of a batch alone moves single log-probs by tenths.
+        feedback_timeout (`float`, *optional*, defaults to `600.0`):
+            Seconds that next states and judging of one generation batch may take. What is not there by then is
+            counted as timed out. Must stay below `ddp_timeout`, after which the process group would give up.
+        feedback_concurrency (`int`, *optional*, defaults to `32`):
+            Turns per process whose feedback is fetched at once.
+        judge_failure_limit (`float`, *optional*, defaults to `0.9`):
+            Share of turns, over all processes, whose feedback may fail before the batch counts as a failed one.
+        judge_failure_patience (`int`, *optional*, defaults to `2`):
+            Failed batches in a row after which all processes stop together.
+
+    > [!NOTE]
+    > These parameters have default values different from [`~trl.GRPOConfig`]:
+    > - `learning_rate`: Defaults to `1e-5` instead of `1e-6`.
+    > - `epsilon_high`: Defaults to `0.28` instead of `None`.
+    > - `disable_dropout`: Defaults to `True` instead of `False`; teacher and student must agree.
+    > - `vllm_importance_sampling_mode`: Defaults to `"token_truncate"` instead of `"sequence_mask"`, which zeroes long
+    >   sequences.
+    > - `num_generations`: `1` is accepted.
+    """
+
+    learning_rate: float = field(default=1e-5, metadata={"help": "The initial learning rate for AdamW."})
+    epsilon_high: float | None = field(
+        default=0.28, metadata={"help": "Upper bound of the clipped probability ratio, minus one."}
+    )
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "Whether to disable dropout, so that teacher and student can agree."}
+    )
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={"help": "How vLLM's log-probs correct the loss; see `GRPOConfig`."},
+    )
+    teacher: str = field(
+        default="frozen",
+        metadata={"help": "Who re-scores the tokens: `frozen` (the initial policy) or `live` (the policy now)."},
+    )
+    teacher_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "An external teacher with the student's tokenizer."}
+    )
+    teacher_batch_size: int | None = field(
+        default=None, metadata={"help": "Rows per teacher forward. Defaults to `per_device_train_batch_size`."}
+    )
+    logp_gap_clip: float | None = field(
+        default=1.0, metadata={"help": "Bound C, in nats, on teacher minus student log-prob. `None` for no bound."}
+    )
+    hint_source: str = field(
+        default="auto",
+        metadata={"help": "Where hints come from: `judge`, `privileged_context` (a column), `none`, or `auto`."},
+    )
+    hint_placement: str = field(
+        default="user", metadata={"help": "Where a hint goes: end of the last `user` message or `system` message."}
+    )
+    hint_template: str = field(
+        default=DEFAULT_HINT_TEMPLATE, metadata={"help": "Text around the hint; must contain `{hint}`."}
+    )
+    self_test: bool = field(
+        default=True, metadata={"help": "Refuse to train when teacher and student disagree on equal input."}
+    )
+    self_test_tolerance: float | None = field(
+        default=None, metadata={"help": "Largest log-prob difference (nats) that the self-test accepts."}
+    )
+    feedback_timeout: float = field(
+        default=600.0, metadata={"help": "Seconds that the feedback of one generation batch may take."}
+    )
+    feedback_concurrency: int = field(default=32, metadata={"help": "Turns per process judged at once."})
+    judge_failure_limit: float = field(
+        default=0.9, metadata={"help": "Share of failed turns from which a batch counts as failed."}
+    )
+    judge_failure_patience: int = field(
+        default=2, metadata={"help": "Failed batches in a row after which all processes stop together."}
+    )
+
+    def __post_init__(self):
+        self._check_values()
+        if self.num_generations == 1:
+            self.num_generations = _OneGeneration(1)
+        super().__post_init__()
+        self.num_generations = int(self.num_generations)
+        self._check_against_grpo()
+
+    def _check_values(self) -> None:
+        for name, allowed in (
+            ("teacher", tuple(TEACHERS)),
+            ("hint_source", HINT_SOURCES),
+            ("hint_placement", HINT_PLACEMENTS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+        check_hint_template(self.hint_template)
+        for name in ("logp_gap_clip", "self_test_tolerance", "teacher_batch_size", "feedback_timeout"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                none = " or None" if name in ("logp_gap_clip", "self_test_tolerance", "teacher_batch_size") else ""
+                raise ValueError(f"`{name}` must be greater than 0{none}, got {value}.")
+        for name in ("feedback_concurrency", "judge_failure_patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        if not 0 < self.judge_failure_limit <= 1:
+            raise ValueError(f"`judge_failure_limit` must lie in (0, 1], got {self.judge_failure_limit}.")
+        if self.teacher_model_name_or_path is not None and self.teacher != "frozen":
+            raise ValueError(
+                f"`teacher={self.teacher!r}` and `teacher_model_name_or_path` name two teachers. Remove one."
+            )
+
+    def _check_against_grpo(self) -> None:
+        if self.importance_sampling_level != "token":
+            raise ValueError(
+                f"`importance_sampling_level={self.importance_sampling_level!r}` gives all tokens of a sequence one "
+                "ratio, which destroys token-level credit. Use `importance_sampling_level='token'`."
+            )
+        if self.loss_type == "vespo":
+            raise ValueError(
+                "`loss_type='vespo'` weighs whole sequences, which destroys token-level credit. Use `loss_type='dapo'`."
+            )
+        if self.use_liger_kernel:
+            raise ValueError(
+                "`use_liger_kernel=True` changes the student's kernels but not the teacher's, so their log-probs differ "
+                "where they must not. Use the Hub kernels: `model_init_kwargs={'use_kernels': True}`."
+            )
+        if self.loss_type in ROW_MEAN_LOSSES and (self.entropy_coef != 0.0 or self.use_adaptive_entropy):
+            raise ValueError(
+                f"`loss_type={self.loss_type!r}` divides by rows; taking rows without a signal out of that divisor would "
+                "rescale the entropy bonus as well. Use `loss_type='dapo'` together with an entropy bonus."
+            )
+        if self.feedback_timeout >= self.ddp_timeout:
+            raise ValueError(
+                f"`feedback_timeout` ({self.feedback_timeout:g} s) must stay below `ddp_timeout` ({self.ddp_timeout} s), "
+                "or the process group gives up while one process still waits for its judge."
+            )
+        biased = [name for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None)) if getattr(self, name) != off]
+        if self.repetition_penalty != 1.0:
+            biased.append("repetition_penalty")
+        if biased:
+            warnings.warn(
+                f"Sampling with {', '.join(f'`{name}`' for name in biased)} draws from another distribution than the "
+                "one whose log-probs are trained, which biases the ratio and the advantage.",
+                UserWarning,
+                stacklevel=3,
+            )

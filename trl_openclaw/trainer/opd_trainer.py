@@ -1,0 +1,362 @@
+"""`OPDTrainer`: hindsight-guided on-policy distillation on top of TRL's `GRPOTrainer`."""
+
+import copy
+import textwrap
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.logging import get_logger
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .._trl import SeamGRPOTrainer, get_config_model_id
+from ..hints import longest_hint
+from ..judges.base import Judge
+from ..losses import combine_advantages, gap_statistics, opd_advantages, token_gap
+from ..next_states.base import NextStateProvider
+from ..rewards import HindsightReward
+from ..scoring import TeacherRow, TokenScorer
+from ..teachers import LiveTeacher, Teacher
+from .build_teacher import build_teacher, copy_initial_weights
+from .guard import FailureGuard, check_services
+from .hint_rows import DROP_REASONS, DropReason, HintedRow, render_hinted_rows
+from .inputs import check_columns, resolve_hint_source
+from .opd_config import ROW_MEAN_LOSSES, OPDConfig
+from .self_test import run_self_test
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """This rank's part of a generation batch, as TRL handed it to the reward functions.
+
+    Args:
+        prompts: The prompts that were sampled from.
+        completion_ids: The sampled ids, unpadded.
+        rewards_per_func (`(world * B, F)`): All ranks' rewards, NaN where a function had none to give.
+    """
+
+    prompts: list
+    completion_ids: list[list[int]]
+    rewards_per_func: torch.Tensor
+
+
+class OPDTrainer(SeamGRPOTrainer):
+    """
+    Trainer for hindsight-guided on-policy distillation (OPD), from [OpenClaw-RL](https://huggingface.co/papers/2603.10165).
+
+    The policy samples a completion, a next state follows (the user's reply, a tool's output), a judge draws a textual
+    hint from it, and a teacher (by default the same model as it was at the start) re-scores the very tokens that were
+    sampled, now knowing the hint. The clipped log-prob difference is the token's advantage in GRPO's own loss.
+
+    A row without an accepted hint adds nothing to the loss or to its normaliser.
+
+    Example:
+
+    ```python
+    trainer = OPDTrainer(
+        model="Qwen/Qwen3-1.7B",
+        judge=LLMJudge(model="Qwen/Qwen3-8B", base_url="http://localhost:8000/v1"),
+        next_state=PERSONAS["one-sentence"],
+        train_dataset=dataset,
+    )
+    trainer.train()
+    ```
+
+    Args:
+        model (`str`, `PreTrainedModel` or `PeftModel`):
+            The policy; see [`~trl.GRPOTrainer`].
+        reward_funcs (*optional*):
+            Reward functions, as in [`~trl.GRPOTrainer`]. Here they are logged; [`CombineTrainer`] trains on them.
+        args ([`OPDConfig`], *optional*):
+            Configuration.
+        judge ([`Judge`], *optional*):
+            Any `async def __call__(turn) -> Verdict`. Without one, hints come from a `privileged_context` column, or an
+            external teacher scores the plain prompt.
+        next_state ([`NextStateProvider`], *optional*):
+            Any `async def __call__(turn, row) -> NextState | None`. Without one, the column `next_state` is read.
+        teacher_model (`str`, `PreTrainedModel` or [`Teacher`], *optional*):
+            An external teacher with the student's tokenizer, or an object with `score(rows) -> TeacherScores`.
+        teacher_processing_class (`PreTrainedTokenizerBase`, *optional*):
+            The external teacher's tokenizer, if it is not beside its weights.
+        **kwargs:
+            Everything else that [`~trl.GRPOTrainer`] takes.
+    """
+
+    _tag_names = ["trl", "trl-openclaw", "opd"]
+    _name = "OPD"
+    _paper = {
+        "title": "OpenClaw-RL: Train Any Agent Simply by Talking",
+        "id": "2603.10165",
+        "citation": textwrap.dedent("""\
+            @article{openclawrl2026,
+                title  = {{OpenClaw-RL: Train Any Agent Simply by Talking}},
+                year   = 2026,
+                eprint = {arXiv:2603.10165},
+            }"""),
+    }
+    config_class = OPDConfig
+    extra_columns = ("privileged_context", "next_state")
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel | nn.Module,
+        reward_funcs: Any = None,
+        args: OPDConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        *,
+        judge: Judge | None = None,
+        next_state: NextStateProvider | None = None,
+        teacher_model: str | nn.Module | Teacher | None = None,
+        teacher_processing_class: PreTrainedTokenizerBase | None = None,
+        **kwargs: Any,
+    ):
+        args = self._checked_args(model, args)
+        if teacher_model is None:
+            teacher_model = args.teacher_model_name_or_path
+        self.rl_weight, self.opd_weight = self._weights(args)
+        self.judge = judge
+        self.next_state = next_state
+        check_columns(train_dataset, eval_dataset, kwargs.get("environment_factory"))
+        self.hint_source = (
+            resolve_hint_source(args.hint_source, judge, teacher_model, train_dataset) if self.opd_weight else "none"
+        )
+        user_rewards = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        self._check_signals(judge, user_rewards)
+        self.feedback = HindsightReward(
+            judge,
+            next_state,
+            max_concurrency=args.feedback_concurrency,
+            timeout=args.feedback_timeout,
+            score_only=self.hint_source != "judge",
+        )
+        if args.reward_weights is not None:  # the judge's column joins the caller's, in a copy of the caller's config
+            args = copy.copy(args)
+            args.reward_weights = [*args.reward_weights, 1.0]
+        initial = (
+            copy_initial_weights(model, args, kwargs.get("peft_config"))
+            if self.opd_weight and teacher_model is None
+            else None
+        )
+        super().__init__(
+            model,
+            reward_funcs=[*user_rewards, self.feedback],
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            **kwargs,
+        )
+        self.feedback.eos_token_ids = self.eos_token_ids
+        self._check_after_init()
+        self.scorer = TokenScorer(
+            self.accelerator,
+            self.processing_class.pad_token_id,
+            args.teacher_batch_size or args.per_device_train_batch_size,
+        )
+        self.teacher: Teacher | None = None
+        if self.opd_weight:
+            fresh_adapter = kwargs.get("peft_config") is not None
+            self.teacher = build_teacher(
+                self, self.scorer, teacher_model, teacher_processing_class, initial, fresh_adapter
+            )
+        self._guard = FailureGuard(args.judge_failure_limit, args.judge_failure_patience)
+        self._rollout: Rollout | None = None
+        self._self_tested = not (args.self_test and self.opd_weight)
+
+    # Set-up
+
+    @classmethod
+    def _checked_args(cls, model: Any, args: OPDConfig | None) -> OPDConfig:
+        if args is None:
+            name = model if isinstance(model, str) else get_config_model_id(model.config)
+            return cls.config_class(f"{name.split('/')[-1]}-{cls._name}")
+        if not isinstance(args, cls.config_class):
+            raise TypeError(
+                f"{cls.__name__} takes a `{cls.config_class.__name__}`, got `{type(args).__name__}`. It has every field "
+                "of `GRPOConfig`, so only the class name changes."
+            )
+        return args
+
+    def _weights(self, args: OPDConfig) -> tuple[float, float]:
+        """Weights of the reward and of the distillation advantage."""
+        return 0.0, 1.0
+
+    def _check_signals(self, judge: Judge | None, reward_funcs: list) -> None:
+        if reward_funcs:
+            warnings.warn(
+                f"{type(self).__name__} trains on hints only: `reward_funcs` are logged, not trained. Use "
+                "`CombineTrainer` to train on both.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _check_after_init(self) -> None:
+        if self.opd_weight and self.is_multimodal:
+            raise ValueError(
+                "The teacher cannot score image prompts yet. Pass a tokenizer instead of a processor as "
+                "`processing_class`, or use `CombineTrainer` with `opd_weight=0`."
+            )
+        if self.loss_type in ROW_MEAN_LOSSES and self.uses_router_aux_loss:
+            raise ValueError(
+                f"`loss_type={self.loss_type!r}` divides by rows; taking rows without a signal out of that divisor would "
+                "rescale the router loss as well. Use `loss_type='dapo'` or `router_aux_loss_coef=0`."
+            )
+
+    def train(self, *args: Any, **kwargs: Any):
+        """Check that judge and next states can be reached, then train as usual."""
+        check_services([self.judge, self.next_state], self.accelerator)
+        return super().train(*args, **kwargs)
+
+    # From a sampled batch to what the loss needs
+
+    def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
+        self._rollout = Rollout(prompts, completion_ids, rewards_per_func)
+
+    def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
+        rollout, self._rollout = self._rollout, None
+        if self.judge is None:
+            self.drop_metrics("rewards/judge/mean", "rewards/judge/std")
+        elif self.mode == "train":
+            self._guard.observe(self.feedback.last, self.accelerator)
+        row_advantages, has_score = self.row_advantages(batch, rollout)
+        batch["row_advantages"] = row_advantages
+        signal = has_score
+        if self.opd_weight:
+            self._run_self_test_once(batch, rollout)
+            hinted = self._hint_rows(inputs, batch, rollout)
+            self._add_teacher_scores(batch, rollout, hinted)
+            self._record_hints(hinted)
+            signal = signal | batch["hint_mask"]
+        self._keep_rows(batch, signal)
+        logged = self.rl_weight * row_advantages if self.rl_weight else torch.full_like(row_advantages, float("nan"))
+        self.replace_logged_advantages(self.accelerator.gather(logged))
+        return batch
+
+    def row_advantages(self, batch: dict[str, Any], rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's reward advantages `(B,)` and which rows have one `(B,)`. Distillation alone has none."""
+        rows = len(rollout.prompts)
+        zeros = torch.zeros(rows, device=self.accelerator.device)
+        return zeros, zeros.bool()
+
+    def _hint_rows(self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout) -> list[HintedRow]:
+        hints: list[str | None] = []
+        drops: list[DropReason | None] = []
+        has_tokens = batch["completion_mask"].any(dim=1).tolist()
+        for i, row in enumerate(inputs):
+            hint = self._choose_hint(i, row)
+            drop: DropReason | None = None
+            if self.empty_rows and self.empty_rows[i]:
+                drop = "empty_completion"
+            elif not has_tokens[i]:
+                drop = "masked_completion"
+            elif hint is None and self.hint_source != "none":
+                failed = self.hint_source == "judge" and self.feedback.last[i].failure is not None
+                drop = "no_feedback" if failed else "no_hint"
+            hints.append(hint)
+            drops.append(drop)
+        return render_hinted_rows(
+            rollout.prompts,
+            hints,
+            drops,
+            [len(ids) for ids in rollout.completion_ids],
+            tokenize=self.tokenize_prompts,
+            placement=self.args.hint_placement,
+            template=self.args.hint_template,
+            max_length=getattr(self.teacher, "max_length", None),
+        )
+
+    def _choose_hint(self, index: int, row: dict[str, Any]) -> str | None:
+        if self.hint_source == "judge":
+            hints = self.feedback.last[index].hints
+            return longest_hint(hints) if hints else None
+        if self.hint_source == "privileged_context":
+            return row.get("privileged_context") or None
+        return None
+
+    def _add_teacher_scores(self, batch: dict[str, Any], rollout: Rollout, hinted: list[HintedRow]) -> None:
+        """Add `teacher_per_token_logps` `(B, T)`, NaN where there is none, and `hint_mask` `(B,)`."""
+        kept = [i for i, row in enumerate(hinted) if row.prompt_ids is not None]
+        started = time.perf_counter()
+        scores = self.teacher.score([TeacherRow(hinted[i].prompt_ids, rollout.completion_ids[i]) for i in kept])
+        self.record_metric("teacher/seconds", time.perf_counter() - started)
+        shape = batch["completion_ids"].shape
+        teacher_logps = torch.full(shape, float("nan"), device=batch["completion_ids"].device)
+        hint_mask = torch.zeros(shape[0], dtype=torch.bool, device=teacher_logps.device)
+        if kept:
+            width = scores.per_token_logps.size(1)
+            found = torch.where(scores.mask, scores.per_token_logps, float("nan")).to(teacher_logps)
+            teacher_logps[kept, :width] = found
+            hint_mask[kept] = True
+        batch["teacher_per_token_logps"] = teacher_logps
+        batch["hint_mask"] = hint_mask
+
+    def _keep_rows(self, batch: dict[str, Any], signal: torch.Tensor) -> None:
+        """Take rows without a signal out of the loss and its normaliser, but leave them in the batch."""
+        if self.empty_rows and any(self.empty_rows):
+            signal = signal & ~torch.tensor(self.empty_rows, device=signal.device)
+        policy_mask = batch.get("tool_mask", torch.ones_like(batch["completion_mask"]))
+        batch["tool_mask"] = policy_mask * signal.unsqueeze(1).to(policy_mask)
+        active_tokens = (batch["completion_mask"] * batch["tool_mask"]).sum()
+        counts = torch.stack([active_tokens, signal.sum(), torch.tensor(len(signal), device=signal.device)])
+        tokens, active, rows = self.accelerator.gather(counts).view(-1, 3).sum(0)
+        batch["num_items_in_batch"] = tokens
+        batch["row_scale"] = rows / active.clamp(min=1) if self.loss_type in ROW_MEAN_LOSSES else torch.ones_like(tokens)
+        self.record_metric("train_rows/share", (active / rows).item())
+
+    # In the loss
+
+    def token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
+        rows = inputs["row_advantages"]
+        if not self.opd_weight:
+            return self.rl_weight * rows
+        teacher, clip = inputs["teacher_per_token_logps"], self.args.logp_gap_clip
+        mask = inputs["completion_mask"] * inputs["tool_mask"] * inputs["hint_mask"].unsqueeze(1) * teacher.isfinite()
+        self._record_gap(gap_statistics(token_gap(teacher, old_per_token_logps, mask), mask, clip))
+        return combine_advantages(
+            rows, opd_advantages(teacher, old_per_token_logps, mask, clip), self.rl_weight, self.opd_weight
+        )
+
+    def loss_scale(self, inputs: dict[str, Any]) -> torch.Tensor | float:
+        return inputs["row_scale"]
+
+    # Checks and numbers
+
+    def _run_self_test_once(self, batch: dict[str, Any], rollout: Rollout) -> None:
+        if self._self_tested:
+            return
+        teacher = self.teacher
+        if not (getattr(teacher, "same_weights_at_start", False) and self.state.global_step == 0):
+            teacher = LiveTeacher(self, self.scorer)
+        result = run_self_test(self, teacher, batch, rollout.prompts, self.args.self_test_tolerance)
+        self._self_tested = True
+        self.record_metric("self_test/max_gap", result.max_gap)
+        logger.info(
+            f"Self-test passed: without a hint, teacher and student differ by at most {result.max_gap:.2g} nats "
+            f"(tolerance {result.tolerance:g})."
+        )
+
+    def _record_hints(self, hinted: list[HintedRow]) -> None:
+        counts = [sum(row.drop == reason for row in hinted) for reason in DROP_REASONS]
+        local = torch.tensor([*counts, len(hinted)], device=self.accelerator.device)
+        *dropped, total = self.accelerator.gather(local).view(-1, len(local)).sum(0).tolist()
+        self.record_metric("hint/accepted", 1 - sum(dropped) / total)
+        for reason, count in zip(DROP_REASONS, dropped, strict=True):
+            self.record_metric(f"hint/dropped/{reason}", count / total)
+        self.record_column("hint", [row.hint for row in hinted])
+        self.record_column("hint_drop", [row.drop for row in hinted])
+
+    def _record_gap(self, local: torch.Tensor) -> None:
+        world = self.accelerator.gather(local).view(-1, len(local))
+        total, absolute, clipped, tokens = world[:, :4].sum(0).tolist()
+        if tokens:
+            self.record_metric("opd/gap_mean", total / tokens)
+            self.record_metric("opd/gap_abs_mean", absolute / tokens)
+            self.record_metric("opd/gap_abs_max", world[:, 4].max().item())
+            self.record_metric("opd/clipped", clipped / tokens)

@@ -1,0 +1,124 @@
+"""The self-test: without a hint, the teacher must agree with the student about the same tokens.
+
+If it does not, every advantage would be made of that difference, so training is refused and the cause is named.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .._trl import SeamGRPOTrainer
+from ..errors import SelfTestError
+from ..scoring import TeacherRow
+from ..teachers.local import LocalTeacher
+
+ROWS = 2
+"""Rows that are compared: a second one brings padding into play."""
+
+TOLERANCE_FLOAT32 = 1e-3
+TOLERANCE_HALF = 0.5
+
+
+@dataclass(frozen=True)
+class SelfTestResult:
+    """Largest and mean absolute log-prob difference (nats) over all processes, and the tolerance it was held to."""
+
+    max_gap: float
+    mean_gap: float
+    tolerance: float
+
+
+def run_self_test(
+    trainer: SeamGRPOTrainer,
+    teacher: LocalTeacher,
+    batch: dict[str, torch.Tensor],
+    prompts: list,
+    tolerance: float | None,
+) -> SelfTestResult:
+    """Score the first rows of a fresh batch as student and as teacher, and compare. A collective.
+
+    Args:
+        trainer: The trainer, ready to train.
+        teacher: A teacher that holds the student's weights at this moment.
+        batch: The generation batch of this rank.
+        prompts: The prompts of this rank, to be rendered anew.
+        tolerance: Largest accepted difference in nats; `None` for the default of the precision in use.
+
+    Raises:
+        SelfTestError: On every rank, when any rank's difference is above the tolerance.
+    """
+    sampled = [
+        ids[mask.bool()].tolist() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+    ]
+    rendered = [list(ids) for ids in trainer.tokenize_prompts(prompts)]
+    rows = slice(0, ROWS)
+    lengths = batch["completion_mask"][rows].sum(1).tolist()
+    completions = [ids[:n].tolist() for ids, n in zip(batch["completion_ids"][rows], lengths, strict=True)]
+    student = trainer.student_logps(batch, rows)
+    scores = teacher.score(
+        [TeacherRow(ids, completion) for ids, completion in zip(rendered[rows], completions, strict=True) if completion]
+    )
+    kept = [i for i, completion in enumerate(completions) if completion]
+    gaps = [
+        (scores.per_token_logps[j, : lengths[i]] - student[i, : lengths[i]].float()).abs() for j, i in enumerate(kept)
+    ]
+    gap = torch.cat([*gaps, student.new_zeros(1, dtype=torch.float32)])
+    same_prompt = all(a == b for a, b in zip(sampled, rendered, strict=True))
+    local = torch.tensor(
+        [gap.nan_to_num(float("inf")).max().item(), gap.sum().item(), gap.numel() - 1, not same_prompt],
+        device=batch["completion_ids"].device,
+    )
+    world = trainer.accelerator.gather(local).view(-1, 4)
+    if tolerance is None:
+        tolerance = default_tolerance(trainer)
+    result = SelfTestResult(
+        max_gap=world[:, 0].max().item(),
+        mean_gap=(world[:, 1].sum() / world[:, 2].sum().clamp(min=1)).item(),
+        tolerance=tolerance,
+    )
+    if world[:, 3].any() or result.max_gap > tolerance:
+        raise SelfTestError(_explain(trainer, teacher, result, sampled, rendered))
+    return result
+
+
+def default_tolerance(trainer: SeamGRPOTrainer) -> float:
+    """The accepted difference in nats: tight in float32, where only the order of sums differs, loose in half."""
+    half = trainer.accelerator.mixed_precision in ("bf16", "fp16", "fp8") or _dtype(trainer.model).itemsize < 4
+    return TOLERANCE_HALF if half else TOLERANCE_FLOAT32
+
+
+def _explain(trainer, teacher, result: SelfTestResult, sampled, rendered) -> str:
+    causes = []
+    for row, (a, b) in enumerate(zip(sampled, rendered, strict=True)):
+        if a != b:
+            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            causes.append(
+                f"template or tokenizer: rendering the prompt of row {row} again gives {len(b)} ids where {len(a)} were "
+                f"sampled from, first different at position {at}. Check `chat_template_kwargs`, the chat template and, "
+                "with a `rollout_func`, how it renders prompts"
+            )
+            break
+    dropout = max((m.p for m in trainer.model.modules() if isinstance(m, nn.Dropout)), default=0.0)
+    attention = getattr(trainer.model.config.get_text_config(), "attention_dropout", 0.0) or 0.0
+    if trainer.model.training and max(dropout, attention) > 0 and not trainer.args.disable_dropout:
+        causes.append(f"dropout: the student trains with p={max(dropout, attention):g}. Set `disable_dropout=True`")
+    if _dtype(teacher.model) != _dtype(trainer.model):
+        causes.append(f"dtype: the teacher is {_dtype(teacher.model)}, the student {_dtype(trainer.model)}")
+    temperature = getattr(teacher, "temperature", trainer.temperature)
+    if temperature != trainer.temperature:
+        causes.append(f"temperature: the teacher scores at {temperature}, the student at {trainer.temperature}")
+    if not causes:
+        causes.append(
+            "weights or kernels: none of template, tokenizer, dropout, dtype and temperature differs, so the teacher's "
+            "weights are not the student's (an adapter initialisation that changes the base weights?) or their kernels "
+            "disagree. If the difference is known to be numerical, raise `self_test_tolerance`"
+        )
+    return (
+        f"Self-test failed: without a hint, teacher and student differ by up to {result.max_gap:.3g} nats on the same "
+        f"tokens (mean {result.mean_gap:.3g}, tolerance {result.tolerance:g}). What differs: {'; '.join(causes)}."
+    )
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

@@ -1,0 +1,183 @@
+"""The values that flow from a sampled turn to its verdict: frozen, and free of torch.
+
+A `Turn` is what the policy said and what happened next; a judge turns it into a `Verdict` made of `Vote`s;
+`Feedback` keeps both, plus what went wrong, for one row of a batch.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Message = Mapping[str, Any]
+"""One chat message: `role`, `content` (text or a list of parts), and whatever else the template reads."""
+
+Messages = Sequence[Message]
+
+VoteFailure = Literal["unparseable", "truncated", "timeout", "unreachable", "refused", "error"]
+"""Why a vote has no score. `refused` is an answer from the server that a retry cannot mend (a bad key, say)."""
+
+VOTE_FAILURES: tuple[VoteFailure, ...] = ("unparseable", "truncated", "timeout", "unreachable", "refused", "error")
+
+HintFailure = Literal["unparseable", "unterminated", "too_long", "truncated", "timeout", "unreachable", "refused", "error"]
+"""Why a judge that was asked for a hint gave none that can be used. Saying that there is none is not a failure."""
+
+HINT_FAILURES: tuple[HintFailure, ...] = (
+    "unparseable", "unterminated", "too_long", "truncated", "timeout", "unreachable", "refused", "error",
+)  # fmt: skip
+
+Outcome = Literal["positive", "negative", "neutral", "tied", "failed", "unasked"]
+"""What the votes came to. `tied`, `failed` (no valid vote) and `unasked` carry no score and are not `neutral`."""
+
+
+@dataclass(frozen=True)
+class NextState:
+    """What followed a reply: the user's next message, a tool's output, a test verdict.
+
+    Args:
+        content: Text, or a list of content parts.
+        role: `"user"` or `"tool"`.
+        satisfied: Whether the reply pleased, where the provider knows it for sure; else `None`.
+        info: Anything else worth keeping with the turn.
+    """
+
+    content: str | Sequence[Mapping[str, Any]]
+    role: Literal["user", "tool"] = "user"
+    satisfied: bool | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The text of `content`, parts joined by newlines."""
+        return message_text({"content": self.content})
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One sampled reply with what came before it and, once known, what came after.
+
+    Args:
+        prompt: The messages, or the plain text, that the policy was given.
+        completion: The messages, or the plain text, that it sampled.
+        next_state: What followed, or `None` before it is known.
+        truncated: Whether sampling stopped at the length limit, before an end-of-sequence token.
+        session_id: The conversation the turn belongs to, where there is one.
+    """
+
+    prompt: str | Messages
+    completion: str | Messages
+    next_state: NextState | None = None
+    truncated: bool = False
+    session_id: str | None = None
+
+    @property
+    def reply(self) -> str:
+        """The text of the completion's assistant messages."""
+        if isinstance(self.completion, str):
+            return self.completion
+        texts = (message_text(m) for m in self.completion if m.get("role") == "assistant")
+        return "\n".join(text for text in texts if text)
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One answer of a judge.
+
+    Args:
+        score: +1 (good), -1 (bad), 0 (neutral), or `None` when the answer gives no valid score.
+        failure: Why `score` is `None`; `None` when it is valid or was not asked for.
+        hint: The hint this answer gave, or `None`.
+        hint_failure: Why a hint that was asked for could not be read; `None` when it was, or when there is none to give.
+        raw: The answer as received, for the logs.
+    """
+
+    score: int | None = None
+    failure: VoteFailure | None = None
+    hint: str | None = None
+    hint_failure: HintFailure | None = None
+    raw: str = ""
+
+    def __post_init__(self):
+        if self.score not in (-1, 0, 1, None):
+            raise ValueError(f"A vote's score is -1, 0, 1 or None, got {self.score!r}.")
+        if self.score is not None and self.failure is not None:
+            raise ValueError("A vote with a score cannot also carry a failure.")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge's votes came to.
+
+    Args:
+        score: +1, -1, 0, or `None` when `outcome` is `tied`, `failed` or `unasked`.
+        outcome: What the votes came to, in a word.
+        hints: The usable hint candidates, in the order of the votes, without repeats.
+        votes: The single votes.
+    """
+
+    score: int | None
+    outcome: Outcome
+    hints: tuple[str, ...] = ()
+    votes: tuple[Vote, ...] = ()
+
+    @classmethod
+    def from_votes(cls, votes: Sequence[Vote]) -> "Verdict":
+        """Plurality of the valid votes; a draw for first place is `tied`, no valid vote is `failed`."""
+        hints = tuple(dict.fromkeys(vote.hint for vote in votes if vote.hint))
+        counts = Counter(vote.score for vote in votes if vote.score is not None).most_common(2)
+        if not counts:
+            outcome: Outcome = "failed" if any(vote.failure for vote in votes) else "unasked"
+            return cls(None, outcome, hints, tuple(votes))
+        if len(counts) == 2 and counts[0][1] == counts[1][1]:
+            return cls(None, "tied", hints, tuple(votes))
+        score = counts[0][0]
+        names: dict[int | None, Outcome] = {1: "positive", -1: "negative", 0: "neutral"}
+        return cls(score, names[score], hints, tuple(votes))
+
+    @property
+    def failed(self) -> bool:
+        """Whether the judge failed outright: every vote failed, and there is no hint either."""
+        return self.outcome == "failed" and not self.hints
+
+
+FeedbackFailure = Literal["next_state_failed", "next_state_timeout", "judge_failed", "judge_timeout"]
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Everything learned about one row.
+
+    Args:
+        turn: The turn, with its next state when there was one.
+        verdict: The judge's verdict, or `None` when the judge was not asked or did not answer.
+        failure: What broke, or `None`. A verdict whose votes all failed is `judge_failed`. A turn that simply has no
+            next state has neither verdict nor failure.
+        seconds: How long the judge took.
+        detail: The error's text, for the logs.
+    """
+
+    turn: Turn
+    verdict: Verdict | None = None
+    failure: FeedbackFailure | None = None
+    seconds: float = 0.0
+    detail: str = ""
+
+    @property
+    def score(self) -> int | None:
+        """The judge's score, or `None`."""
+        return self.verdict.score if self.verdict else None
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """The usable hints, possibly none."""
+        return self.verdict.hints if self.verdict else ()
+
+
+def message_text(message: Message) -> str:
+    """The text of a message's content: text parts joined by newlines; parts of other kinds are named in brackets."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] if part.get("type") == "text" else f"[{part.get('type', 'part')}]" for part in content)
