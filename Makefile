@@ -1,0 +1,72 @@
+# Needs only Python >= 3.11 and make. `make demo` shows a model learn, `make test` runs the test suite; both set up .venv
+# first, and do so again only when pyproject.toml changes.
+#
+#   PYTHON=python3.12   the interpreter to make .venv with
+#   TORCH="torch==..."  what to hand to pip first, options included; by default plain torch where an NVIDIA GPU is
+#                       seen, otherwise one pinned release, so that a later step does not bring in another build
+#   PYTEST_ARGS="..."   passed on to pytest by `make test`
+
+PYTHON ?= python3
+TORCH ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMPS := $(VENV)/.stamps
+
+# accelerate gives a process without a GPU one thread unless this is set.
+export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)' 2>/dev/null || echo 1)
+export HF_HUB_DISABLE_TELEMETRY := 1
+export DO_NOT_TRACK := 1
+
+.PHONY: demo test lint clean help
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo   train SmolLM2-135M to answer in one short sentence, from its user's reactions"
+	@echo "make test   run the test suite"
+	@echo "make lint   check style and types"
+	@echo "make clean  remove .venv and what the tools left behind"
+
+demo: $(STAMPS)/demo
+	$(BIN)/python recipes/demo/smollm2.py
+	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+		recipes/opd.py --config recipes/configs/demo.yaml
+
+test: $(STAMPS)/test
+	$(BIN)/python recipes/demo/smollm2.py
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMPS)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find trl_openclaw recipes tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(STAMPS)/venv:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON). Install Python 3.11 or newer, or name yours: make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$$($(PYTHON) --version) is too old: Python 3.11 or newer is needed. Name another: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+$(STAMPS)/torch: $(STAMPS)/venv
+	@torch='$(TORCH)'; \
+	if [ -z "$$torch" ]; then \
+		if nvidia-smi -L >/dev/null 2>&1; then torch='torch>=2.8'; else torch='torch==2.13.0'; fi; \
+	fi; \
+	set -f; case "$$torch" in *' '*) set -- $$torch;; *) set -- "$$torch";; esac; \
+	echo "pip install $$*"; $(PIP) install --quiet "$$@"
+	@touch $@
+
+# One rule for the three sets of dependencies: demo, test and dev are names of extras.
+$(STAMPS)/demo $(STAMPS)/test $(STAMPS)/dev: $(STAMPS)/%: $(STAMPS)/torch pyproject.toml
+	$(PIP) install --quiet -e ".[$*]"
+	@touch $@

@@ -1,0 +1,250 @@
+"""The `trl-openclaw` command: what goes to the recipe, what to the launcher, and what a mistake looks like."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+
+from trl_openclaw import __version__, cli
+
+RECIPE = """
+import json, os, sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from helper import GREETING
+
+
+@dataclass
+class Arguments:
+    record: str = field(metadata={"help": "Where to write what arrived."})
+    learning_rate: float = 1e-5
+    steps: int = 1
+    verbose: bool = False
+    exit_code: int = 0
+    names: list[str] = field(default_factory=list)
+
+
+def make_parser(prog=None):
+    from trl import TrlParser
+
+    return TrlParser((Arguments,), prog=prog)
+
+
+def main(args):
+    seen = {"argv": sys.argv[1:], "args": vars(args), "world": os.environ.get("WORLD_SIZE"), "hello": GREETING,
+            "mixed_precision": os.environ.get("ACCELERATE_MIXED_PRECISION"), "threads": os.environ["OMP_NUM_THREADS"]}
+    Path(args.record).write_text(json.dumps(seen))
+    sys.exit(args.exit_code)
+
+
+if __name__ == "__main__":
+    (args, *_) = make_parser().parse_args_and_config(fail_with_unknown_args=False)
+    main(args)
+"""
+
+
+@pytest.fixture
+def recipes(tmp_path):
+    folder = tmp_path / "recipes"
+    (folder / "configs").mkdir(parents=True)
+    (folder / "opd.py").write_text(RECIPE)
+    (folder / "helper.py").write_text("GREETING = 'hello'\n")
+    return folder
+
+
+@pytest.fixture
+def launched(recipes):
+    """Runs the command with a launcher that only notes what it was asked to do."""
+    calls = []
+
+    def note(script, script_args, launch_args):
+        calls.append((script, script_args, launch_args))
+        return 0
+
+    def run(*argv):
+        calls.clear()
+        code = cli.main(["opd", *map(str, argv)], recipes=recipes, launch=note)
+        return code, *(calls[0][1:] if calls else (None, None))
+
+    return run
+
+
+def test_arguments_are_split_between_recipe_and_launcher(launched):
+    code, script_args, launch_args = launched(
+        "--num_processes", 2, "--steps", 2, "--record", "r", "--multi_gpu", "--verbose", "--mixed_precision", "bf16"
+    )
+    assert code == 0
+    assert script_args == ["--steps", "2", "--record", "r", "--verbose"]
+    assert launch_args == ["--num_processes", "2", "--multi_gpu", "--mixed_precision", "bf16"]
+
+
+def test_lists_and_negative_numbers_stay_with_their_option(launched):
+    _, script_args, launch_args = launched("--record", "r", "--names", "a", "b", "--steps", -1, "--machine_rank", 0)
+    assert script_args == ["--record", "r", "--names", "a", "b", "--steps", "-1"]
+    assert launch_args == ["--machine_rank", "0"]
+
+
+def test_config_file_fills_required_fields_and_passes_launcher_options_on(launched, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENCLAW_TEST_VARIABLE", "before")
+    config = tmp_path / "x.yaml"
+    config.write_text(
+        "record: r\nnum_processes: 2\nmulti_gpu: true\ndebug: false\nenv:\n  OPENCLAW_TEST_VARIABLE: after\n"
+    )
+    code, script_args, launch_args = launched("--config", config, "--steps", "3")
+    assert code == 0
+    assert script_args == ["--steps", "3", "--config", str(config)]
+    assert launch_args == ["--num_processes", "2", "--multi_gpu"]
+    assert cli.os.environ["OPENCLAW_TEST_VARIABLE"] == "after"
+
+
+def test_config_that_ships_with_the_recipes_is_found_by_name(launched, recipes):
+    (recipes / "configs" / "tiny.yaml").write_text("record: r\n")
+    _, script_args, _ = launched("--config=tiny")
+    assert script_args == ["--config", str(recipes / "configs" / "tiny.yaml")]
+
+
+@pytest.mark.parametrize("form", [["--accelerate_config", "zero2"], ["--accelerate_config=zero2"]])
+def test_named_accelerate_config(launched, form):
+    _, script_args, launch_args = launched("--record", "r", *form, "--num_processes", 2)
+    assert script_args == ["--record", "r"]
+    assert launch_args == [
+        "--config_file", str(cli.accelerate_config_dirs()[0] / "zero2.yaml"), "--num_processes", "2",
+    ]  # fmt: skip
+
+
+def test_command_line_overrides_the_accelerate_config_of_the_file(launched, tmp_path):
+    config = tmp_path / "x.yaml"
+    config.write_text("record: r\naccelerate_config: zero2\n")
+    _, _, launch_args = launched("--config", config, "--accelerate_config", "zero3")
+    assert [Path(arg).name for arg in launch_args] == ["--config_file", "zero3.yaml"]
+
+
+def test_our_accelerate_configs_come_before_those_of_trl(tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder, names in ((ours, ["both"]), (theirs, ["both", "only_theirs"])):
+        folder.mkdir()
+        for name in names:
+            (folder / f"{name}.yaml").touch()
+    find = lambda name: cli.resolve_accelerate_config(["--accelerate_config", name], [ours, theirs])[1]  # noqa: E731
+    assert find("both") == str(ours / "both.yaml")
+    assert find("only_theirs") == str(theirs / "only_theirs.yaml")
+    assert find(str(theirs / "both.yaml")) == str(theirs / "both.yaml")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--accelerate_config", "zero9"], ["zero9", "single", "multi_gpu", "zero2", "zero3", "fsdp2"]),
+        (["--accelerate_config"], ["--accelerate_config needs a value"]),
+        (["--accelerate_config", "--num_processes", "2"], ["--accelerate_config needs a value"]),
+        (["--config", "nowhere.yaml"], ["nowhere.yaml", "neither a file nor"]),
+        (["--config"], ["--config needs a value"]),
+    ],
+)
+def test_what_does_not_exist_is_a_clear_error(launched, capsys, argv, words):
+    code, *calls = launched("--record", "r", *argv)
+    assert code == 2
+    assert calls == [None, None]
+    message = capsys.readouterr().err
+    assert all(word in message for word in words)
+    assert len(message.splitlines()) == 1
+
+
+def test_config_that_is_no_mapping_is_a_clear_error(launched, tmp_path, capsys):
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    assert launched("--config", tmp_path / "list.yaml")[0] == 2
+    assert "does not hold a YAML mapping" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stray", [["--num_procesess", "2"], ["--stepz", "2"]])
+def test_option_that_nobody_knows_is_refused_before_launching(recipes, tmp_path, capsys, stray):
+    record = tmp_path / "record.json"
+    assert cli.main(["opd", "--record", str(record), *stray], recipes=recipes) == 2
+    assert f"{stray[0]!r} is neither" in capsys.readouterr().err
+    assert not record.exists()
+
+
+def test_wrong_value_is_refused_before_launching(launched, capsys):
+    with pytest.raises(SystemExit) as stop:
+        launched("--record", "r", "--steps", "many")
+    assert stop.value.code == 2
+    assert "--steps: invalid int value" in capsys.readouterr().err
+
+
+def test_unknown_command_hints_at_the_right_one(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["combin"])
+    assert stop.value.code == 2
+    message = capsys.readouterr().err
+    assert "did you mean 'combine'?" in message
+    assert "rl, opd, combine" in message
+
+
+def test_help_lists_the_commands(capsys):
+    assert cli.main([]) == 0
+    without = capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == without
+    assert all(f"  {name} " in without for name in cli.COMMANDS)
+
+
+def test_help_of_a_command_shows_the_fields_of_the_recipe(recipes, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["opd", "--help"], recipes=recipes)
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "trl-openclaw opd" in text
+    assert "Where to write what arrived." in text
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.strip() == f"trl-openclaw {__version__}"
+
+
+def test_missing_recipe_names_the_path(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no recipe at .*rl\.py"):
+        cli.main(["rl"], recipes=tmp_path)
+
+
+@pytest.mark.parametrize("exit_code", [0, 3])
+def test_launches_through_accelerate_and_passes_the_exit_code_on(recipes, tmp_path, exit_code):
+    record, config = tmp_path / "record.json", tmp_path / "x.yaml"
+    config.write_text(f"record: {record}\nsteps: 7\nmixed_precision: 'no'\n")
+    arguments = ["--config", str(config), "--accelerate_config", "single", "--exit_code", str(exit_code)]
+    assert cli.main(["opd", *arguments, "--num_cpu_threads_per_process", "2"], recipes=recipes) == exit_code
+    seen = json.loads(record.read_text())
+    assert seen["argv"] == ["--exit_code", str(exit_code), "--config", str(config)]
+    assert seen["args"]["steps"] == 7
+    assert seen["mixed_precision"] == "no"
+    assert seen["threads"] == "2"
+    assert seen["hello"] == "hello"
+
+
+def test_signal_is_reported_as_a_shell_would():
+    assert cli._exit_code(subprocess.CalledProcessError(-9, "x")) == 137
+    assert cli._exit_code(ValueError("not a launched process")) is None
+
+
+@pytest.mark.parametrize("name", ["single", "multi_gpu", "zero2", "zero3"])
+def test_accelerate_configs_are_valid_and_leave_precision_to_the_recipe(name):
+    path = cli.accelerate_config_dirs()[0] / f"{name}.yaml"
+    assert path.read_text().startswith("# ")
+    assert load_config_from_file(str(path)).mixed_precision is None
+
+
+def test_every_command_has_its_recipe():
+    assert all((cli.recipes_dir() / f"{name}.py").is_file() for name in cli.COMMANDS)
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; from trl_openclaw import cli; cli.main([]); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[1])
