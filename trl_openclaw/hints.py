@@ -33,9 +33,7 @@ def check_hint_template(template: str) -> None:
         raise ValueError(f"A hint template must contain `{{hint}}`, where the hint goes, got {template!r}.")
 
 
-def insert_hint(
-    prompt: Prompt, hint: str, placement: HintPlacement = "user", template: str = DEFAULT_HINT_TEMPLATE
-) -> Prompt:
+def insert_hint(prompt: Prompt, hint: str, placement: str = "user", template: str = DEFAULT_HINT_TEMPLATE) -> Prompt:
     """Place a hint into a prompt, for the teacher to see.
 
     Args:
@@ -71,7 +69,7 @@ def insert_hint(
     return tuple(messages) if isinstance(prompt, tuple) else messages
 
 
-def _target(messages: Sequence[Message], placement: HintPlacement) -> int | None:
+def _target(messages: Sequence[Message], placement: str) -> int | None:
     """The index of the message that takes the hint; `None` when a system message has to be added."""
     if placement == "system":
         return next((i for i, message in enumerate(messages) if message.get("role") in _SYSTEM_ROLES), None)

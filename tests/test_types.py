@@ -1,0 +1,67 @@
+import pytest
+
+from trl_openclaw.types import NextState, Turn, Verdict, Vote, message_text
+
+GOOD, BAD, MEH = Vote(1), Vote(-1), Vote(0)
+CUT, HINT_ONLY = Vote(failure="truncated"), Vote(hint="be brief")
+
+
+@pytest.mark.parametrize(
+    ("votes", "score", "outcome"),
+    [
+        ([GOOD, GOOD, BAD], 1, "positive"),
+        ([BAD], -1, "negative"),
+        ([MEH, MEH, GOOD], 0, "neutral"),
+        ([GOOD, BAD], None, "tied"),
+        ([GOOD, BAD, MEH], None, "tied"),
+        ([GOOD, BAD, BAD, GOOD, MEH], None, "tied"),
+        ([GOOD, CUT, CUT], 1, "positive"),
+        ([CUT, CUT], None, "failed"),
+        ([CUT, HINT_ONLY], None, "failed"),
+        ([HINT_ONLY], None, "unasked"),
+        ([], None, "unasked"),
+    ],
+)
+def test_votes_to_verdict(votes, score, outcome):
+    verdict = Verdict.from_votes(votes)
+    assert (verdict.score, verdict.outcome, verdict.votes) == (score, outcome, tuple(votes))
+
+
+def test_hints_keep_the_order_of_the_votes_without_repeats():
+    votes = [Vote(1, hint="b"), Vote(-1, hint="a"), Vote(1), Vote(1, hint="b"), Vote(1, hint="")]
+    assert Verdict.from_votes(votes).hints == ("b", "a")
+
+
+def test_a_verdict_with_a_hint_has_not_failed_outright():
+    assert Verdict.from_votes([CUT]).failed
+    assert not Verdict.from_votes([CUT, HINT_ONLY]).failed
+    assert not Verdict.from_votes([GOOD, BAD]).failed
+
+
+@pytest.mark.parametrize("score", [2, -2, 0.5, "1"])
+def test_other_scores_are_refused(score):
+    with pytest.raises(ValueError, match="score"):
+        Vote(score)
+
+
+def test_a_score_excludes_a_failure():
+    with pytest.raises(ValueError, match="failure"):
+        Vote(1, failure="timeout")
+
+
+def test_reply_is_what_the_assistant_said():
+    completion = [
+        {"role": "assistant", "content": "one"},
+        {"role": "tool", "content": "noise"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant", "content": [{"type": "text", "text": "two"}, {"type": "image"}]},
+    ]
+    assert Turn([], completion).reply == "one\ntwo\n[image]"
+    assert Turn("p", " plain ").reply == " plain "
+
+
+def test_message_text_names_what_is_no_text():
+    parts = [{"type": "text", "text": "a"}, {"type": "image"}, {"text": "untyped"}]
+    assert message_text({"content": parts}) == "a\n[image]\n[part]"
+    assert message_text({"content": None}) == message_text({}) == ""
+    assert NextState(parts[:1]).text == "a"

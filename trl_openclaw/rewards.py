@@ -1,0 +1,150 @@
+"""The judge's score as a plain TRL reward function, for stock `GRPOTrainer` with its group normalisation."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .feedback import collect_feedback, feedback_columns, feedback_metrics
+from .next_states.base import NextStateProvider
+from .types import Feedback, Messages, Turn
+
+if TYPE_CHECKING:
+    from .judges import Judge
+
+logger = logging.getLogger(__name__)
+
+
+class HindsightReward:
+    """Async TRL reward function: what followed the reply is judged, and the score is the reward.
+
+    A turn without a score (no next state, a tie, any failure) gets `None`, which TRL leaves out of its group's mean.
+    Nothing is ever raised, since an error on one rank would leave the others waiting. The metrics of
+    [`~trl_openclaw.feedback.feedback_metrics`] and the columns of [`~trl_openclaw.feedback.feedback_columns`] go to
+    TRL's own logs, the reward itself as `rewards/judge/mean`.
+
+    Args:
+        judge ([`~trl_openclaw.judges.Judge`], *optional*):
+            The judge. `None` only collects next states; every reward is then `None`.
+        next_state ([`~trl_openclaw.next_states.NextStateProvider`], *optional*):
+            Where the next state comes from. Without one, the dataset's column `next_state` is used.
+        max_concurrency (`int`, *optional*, defaults to `32`):
+            Turns in flight at once.
+        timeout (`float`, *optional*, defaults to `600.0`):
+            Seconds for a whole batch; turns unfinished by then get `None`. Keep it well under the process group's own
+            time limit.
+        eos_token_ids (`int` or `Iterable[int]`, *optional*):
+            The ids that end a completion (and the padding id, where it may stand last). A completion with another last
+            id is marked `truncated`. Without them none is.
+        score_only (`bool`, *optional*, defaults to `True`):
+            Whether to ask the judge for scores alone, since a reward has no use for hints. Needs a judge with
+            `without_hints()`; another is used as it is.
+
+    Attributes:
+        last (`list[Feedback]`): The feedback of the latest call.
+    """
+
+    def __init__(
+        self,
+        judge: "Judge | None",
+        next_state: NextStateProvider | None = None,
+        *,
+        max_concurrency: int = 32,
+        timeout: float = 600.0,
+        eos_token_ids: int | Iterable[int] | None = None,
+        score_only: bool = True,
+    ):
+        if max_concurrency < 1 or timeout <= 0:
+            raise ValueError(
+                f"`max_concurrency` must be at least 1 and `timeout` positive, got {max_concurrency} and {timeout}."
+            )
+        without_hints = getattr(judge, "without_hints", None) if score_only else None
+        self.judge: Judge | None = without_hints() if without_hints is not None else judge
+        self.next_state = next_state
+        self.max_concurrency = max_concurrency
+        self.timeout = timeout
+        ids = [eos_token_ids] if isinstance(eos_token_ids, int) else eos_token_ids
+        self.eos_token_ids = None if ids is None else frozenset(ids)
+        self.last: list[Feedback] = []
+        # TRL names a reward function by this in `rewards/<name>/mean`.
+        self.__name__ = "judge"
+
+    async def __call__(
+        self,
+        prompts: Sequence[str | Messages],
+        completions: Sequence[str | Messages],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        trainer_state: Any = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """Score a batch.
+
+        Args:
+            prompts: One prompt per row, text or messages.
+            completions: One completion per row, text or messages.
+            completion_ids: The sampled ids of each row, used only to see which ones were cut.
+            log_extra: TRL's hook for columns of the completions table.
+            log_metric: TRL's hook for metrics.
+            trainer_state: Ignored.
+            columns: The dataset's other columns, one entry per row.
+
+        Returns:
+            -1, 0, 1 or `None` per row.
+        """
+        try:
+            turns = self._turns(prompts, completions, completion_ids)
+            self.last = await collect_feedback(
+                turns,
+                _rows(columns, len(turns)),
+                next_state=self.next_state,
+                judge=self.judge,
+                max_concurrency=self.max_concurrency,
+                timeout=self.timeout,
+            )
+        except Exception as error:
+            logger.warning("No turn of this batch could be judged: %s: %s", type(error).__name__, error)
+            bare = [Turn(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+            self.last = [Feedback(turn, failure="judge_failed", detail=repr(error)) for turn in bare]
+        self._log(log_extra, log_metric)
+        return [None if feedback.score is None else float(feedback.score) for feedback in self.last]
+
+    def _turns(
+        self,
+        prompts: Sequence[str | Messages],
+        completions: Sequence[str | Messages],
+        completion_ids: Sequence[Sequence[int]] | None,
+    ) -> list[Turn]:
+        ids: Sequence[Sequence[int] | None] = completion_ids if completion_ids is not None else [None] * len(prompts)
+        return [
+            Turn(prompt, completion, truncated=self._is_truncated(row_ids))
+            for prompt, completion, row_ids in zip(prompts, completions, ids, strict=True)
+        ]
+
+    def _is_truncated(self, ids: Sequence[int] | None) -> bool:
+        if self.eos_token_ids is None or ids is None or len(ids) == 0:
+            return False
+        return int(ids[-1]) not in self.eos_token_ids
+
+    def _log(
+        self,
+        log_extra: Callable[[str, list[Any]], None] | None,
+        log_metric: Callable[[str, float], None] | None,
+    ) -> None:
+        try:
+            if log_metric is not None:
+                for name, values in feedback_metrics(self.last).items():
+                    for value in values:
+                        log_metric(name, value)
+            if log_extra is not None:
+                for name, column in feedback_columns(self.last).items():
+                    log_extra(name, column)
+        except Exception as error:
+            logger.warning("The judge's metrics could not be logged: %s: %s", type(error).__name__, error)
+
+
+def _rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """One dict per row. What is no list with an entry per row is given to every row whole."""
+    per_row = {k: v for k, v in columns.items() if isinstance(v, (list, tuple)) and len(v) == n}
+    shared = {k: v for k, v in columns.items() if k not in per_row}
+    return [shared | {k: v[i] for k, v in per_row.items()} for i in range(n)]
