@@ -276,12 +276,13 @@ class ChatClient:
         """The first choice of one answer, or `None` when the answer holds no choice."""
         import openai
 
+        field = self._limit_field
         request: dict[str, Any] = {"model": self.model, "messages": [dict(message) for message in messages]}
+        request[field] = room
         if temperature is not None:
             request["temperature"] = temperature
-        field = self._limit_field
         try:
-            answer = await client.chat.completions.create(**request, **{field: room}, extra_body=self.extra_body)
+            answer = await client.chat.completions.create(**request, extra_body=self.extra_body)
         except openai.BadRequestError as error:
             if field == "max_completion_tokens" or "max_completion_tokens" not in str(error):
                 raise _chat_error(error, self.base_url) from error

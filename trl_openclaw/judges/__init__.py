@@ -1,0 +1,9 @@
+"""Judges: they read what followed a reply and say how good the reply was, and what would have made it better."""
+
+from .base import Judge
+from .llm import LLMJudge
+from .local import LocalJudge
+from .prompted import PromptedJudge
+from .rule import RuleJudge
+
+__all__ = ["Judge", "LLMJudge", "LocalJudge", "PromptedJudge", "RuleJudge"]

@@ -1,0 +1,181 @@
+"""A judge that asks a chat model. The call is fixed; the question and the way its answer is read vary."""
+
+import asyncio
+import copy
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from string import Template
+from typing import Any, Literal, Self, TypedDict, TypeVar, get_args
+
+from ..chat import Chat
+from ..errors import ChatError, ParseError
+from ..types import VOTE_FAILURES, Turn, Verdict, Vote
+from .parsing import parse_hint, parse_score
+from .transcript import is_readable, render_transcript
+
+Question = Literal["combined", "separate"]
+T = TypeVar("T")
+
+
+class PromptedOptions(TypedDict, total=False):
+    """The arguments that judges pass on to [`PromptedJudge`]."""
+
+    question: Question
+    ask_hints: bool
+    max_tokens: int
+    temperature: float | None
+    max_hint_chars: int
+    max_transcript_chars: int
+
+
+class PromptedJudge:
+    """Asks a chat model several times how well a reply was received, and what hint would have improved it.
+
+    What is judged is fenced with a marker that is new for every call and that the answer lines must carry. Text under
+    judgement cannot know it, so it can neither set a verdict nor plant a hint, not even where the model repeats it.
+
+    Args:
+        client (`Chat`):
+            The chat model.
+        num_votes (`int`, *optional*, defaults to `3`):
+            Independent answers per turn, asked for at the same time.
+        question (`str`, *optional*, defaults to `"combined"`):
+            `"combined"` asks for score and hint at once; `"separate"` asks two questions per vote, at the same time.
+        ask_hints (`bool`, *optional*, defaults to `True`):
+            Whether to ask for hints.
+        max_tokens (`int`, *optional*, defaults to `512`):
+            Room for an answer, thinking included. An answer that does not fit is asked for once more with four times
+            the room.
+        temperature (`float`, *optional*, defaults to `0.6`):
+            Sampling temperature; votes at 0 would all be one vote. `None` leaves it to the server.
+        max_hint_chars (`int`, *optional*, defaults to `2000`):
+            Longer hints are refused, and counted as such.
+        max_transcript_chars (`int`, *optional*, defaults to `24000`):
+            Longer transcripts lose their middle, and say how much they lost.
+    """
+
+    def __init__(
+        self,
+        client: Chat,
+        *,
+        num_votes: int = 3,
+        question: Question = "combined",
+        ask_hints: bool = True,
+        max_tokens: int = 512,
+        temperature: float | None = 0.6,
+        max_hint_chars: int = 2000,
+        max_transcript_chars: int = 24_000,
+    ):
+        if question not in get_args(Question):
+            raise ValueError(f"`question` must be one of {get_args(Question)}, got {question!r}.")
+        limits = {
+            "num_votes": num_votes,
+            "max_tokens": max_tokens,
+            "max_hint_chars": max_hint_chars,
+            "max_transcript_chars": max_transcript_chars,
+        }
+        for name, value in limits.items():
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}.")
+        if temperature is not None and temperature < 0:
+            raise ValueError(f"`temperature` must not be negative, got {temperature}.")
+        self.client = client
+        self.num_votes = num_votes
+        self.question = question
+        self.ask_hints = ask_hints
+        self.max_tokens = max_tokens
+        self.temperature = temperature
+        self.max_hint_chars = max_hint_chars
+        self.max_transcript_chars = max_transcript_chars
+
+    async def __call__(self, turn: Turn) -> Verdict:
+        """Judge `turn`.
+
+        Args:
+            turn: A turn whose next state is known.
+
+        Returns:
+            The verdict. A model that fails does not raise: its votes carry the failure.
+        """
+        if turn.next_state is None:
+            raise ValueError("A turn without a next state cannot be judged: nothing says how the reply was received.")
+        if not is_readable(turn.next_state):
+            note = "The next state holds no text, so it cannot be judged."
+            vote = Vote(failure="unparseable", hint_failure="unparseable" if self.ask_hints else None, raw=note)
+            return Verdict.from_votes([vote] * self.num_votes)
+        marker = secrets.token_hex(5)
+        transcript = render_transcript(turn, turn.next_state, marker, self.max_transcript_chars)
+        votes = await asyncio.gather(*(self._vote(transcript, marker) for _ in range(self.num_votes)))
+        return Verdict.from_votes(votes)
+
+    async def check(self) -> None:
+        """Raise `JudgeUnavailableError` when the chat model cannot be reached."""
+        await self.client.check()
+
+    def without_hints(self) -> Self:
+        """The same judge, asking only for scores."""
+        judge = copy.copy(self)
+        judge.ask_hints = False
+        return judge
+
+    async def _vote(self, transcript: str, marker: str) -> Vote:
+        def read_score(text: str) -> int:
+            return parse_score(text, marker)
+
+        def read_hint(text: str) -> str | None:
+            return parse_hint(text, marker, self.max_hint_chars)
+
+        if not self.ask_hints:
+            answer = await self._ask("evaluate", transcript, marker)
+            score, failure = answer.read(read_score)
+            return Vote(score, failure, raw=answer.raw)
+        if self.question == "combined":
+            answer = hinting = await self._ask("combined", transcript, marker)
+            raw = answer.raw
+        else:
+            answer, hinting = await asyncio.gather(
+                self._ask("evaluate", transcript, marker), self._ask("hint", transcript, marker)
+            )
+            raw = f"{answer.raw}\n\n{hinting.raw}"
+        score, failure = answer.read(read_score)
+        hint, hint_failure = hinting.read(read_hint)
+        return Vote(score, failure, hint, hint_failure, raw)
+
+    async def _ask(self, question: str, transcript: str, marker: str) -> "_Answer":
+        user = prompt("transcript").substitute(
+            marker=marker,
+            transcript=transcript,
+            question=prompt(question).substitute(marker=marker, max_hint_chars=self.max_hint_chars),
+        )
+        messages = [{"role": "system", "content": prompt("system").template}, {"role": "user", "content": user}]
+        try:
+            reply = await self.client.complete(messages, max_tokens=self.max_tokens, temperature=self.temperature)
+        except ChatError as error:
+            return _Answer(str(error), error.kind if error.kind in VOTE_FAILURES else "error")
+        return _Answer(reply.text)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came back for one question: the model's text, or the error's text and kind."""
+
+    raw: str
+    failure: str | None = None
+
+    def read(self, parse: Callable[[str], T]) -> tuple[T | None, Any]:
+        """The parsed value, or `None` and the kind of failure."""
+        if self.failure:
+            return None, self.failure
+        try:
+            return parse(self.raw), None
+        except ParseError as error:
+            return None, error.kind
+
+
+@cache
+def prompt(name: str) -> Template:
+    """The prompt in `prompts/<name>.md`. `Template` looks at its text once; values are not expanded."""
+    return Template(resources.files(__package__).joinpath("prompts", f"{name}.md").read_text("utf-8").strip())
