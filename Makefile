@@ -31,8 +31,7 @@ help:
 
 demo: $(STAMPS)/demo
 	$(BIN)/python recipes/demo/smollm2.py
-	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-		recipes/opd.py --config recipes/configs/demo.yaml
+	$(BIN)/accelerate launch --config_file accelerate_configs/single.yaml recipes/opd.py --config recipes/configs/demo.yaml
 
 test: $(STAMPS)/test
 	$(BIN)/python recipes/demo/smollm2.py

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from trl_openclaw import __version__, cli
 
@@ -88,6 +89,10 @@ def test_lists_and_negative_numbers_stay_with_their_option(launched):
     assert launch_args == ["--machine_rank", "0"]
 
 
+def test_abbreviations_are_not_guessed(launched):
+    assert launched("--record", "r", "--step", 2)[1:] == (["--record", "r"], ["--step", "2"])
+
+
 def test_config_file_fills_required_fields_and_passes_launcher_options_on(launched, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENCLAW_TEST_VARIABLE", "before")
     config = tmp_path / "x.yaml"
@@ -160,7 +165,7 @@ def test_config_that_is_no_mapping_is_a_clear_error(launched, tmp_path, capsys):
     assert "does not hold a YAML mapping" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("stray", [["--num_procesess", "2"], ["--stepz", "2"]])
+@pytest.mark.parametrize("stray", [["--num_procesess", "2"], ["--stepz", "2"], ["--multi_gpuu"]])
 def test_option_that_nobody_knows_is_refused_before_launching(recipes, tmp_path, capsys, stray):
     record = tmp_path / "record.json"
     assert cli.main(["opd", "--record", str(record), *stray], recipes=recipes) == 2
@@ -229,8 +234,11 @@ def test_launches_through_accelerate_and_passes_the_exit_code_on(recipes, tmp_pa
     assert seen["hello"] == "hello"
 
 
-def test_signal_is_reported_as_a_shell_would():
-    assert cli._exit_code(subprocess.CalledProcessError(-9, "x")) == 137
+def test_exit_code_of_each_kind_of_launcher():
+    one_of_many = ChildFailedError("x", {1: ProcessFailure(local_rank=1, pid=1, exitcode=3, error_file="")})
+    assert cli._exit_code(one_of_many) == 3
+    assert cli._exit_code(subprocess.CalledProcessError(4, "x")) == 4
+    assert cli._exit_code(subprocess.CalledProcessError(-9, "x")) == 137  # as a shell reports a signal
     assert cli._exit_code(ValueError("not a launched process")) is None
 
 
