@@ -62,11 +62,10 @@ def test_an_async_function_runs_on_the_loop():
 
 @pytest.mark.parametrize("value", [3, {"role": "user", "content": "x"}, ["x"], True])
 def test_other_types_are_refused_by_name(value):
+    def checker(turn, row):
+        return value
+
     with pytest.raises(TypeError, match=f"checker must give a str, a NextState or None, got {type(value).__name__}"):
-
-        def checker(turn, row):
-            return value
-
         ask(checker)
 
 

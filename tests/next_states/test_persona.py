@@ -15,7 +15,10 @@ def says(persona, reply, **kwargs):
 
 
 LONG = (
-    "The sky looks blue because air scatters short waves more than long ones, so blue reaches us from all sides. " * 5
+    "Sunlight looks white but holds every colour, from long red waves to short violet ones. When it meets air, tiny "
+    "molecules scatter the short waves far more than the long ones, so blue reaches our eyes from all directions while "
+    "red travels straight on. At sunset the light crosses much more atmosphere, most of its blue is lost on the way, "
+    "and what remains paints the horizon orange."
 )
 
 PLEASED = [
