@@ -20,7 +20,8 @@ ORDER = [
     {"rewards"},  # feedback as a plain TRL reward function
     {"trainer"},  # where the signal meets GRPOTrainer
     {"live"},  # traffic as a source of turns, for the trainers
-    {"recipe"},  # what the recipes share
+    {"report"},  # what a recipe shows of a run: tables, curves, held-out answers
+    {"recipe"},  # what the recipes share: arguments, judges and next states by name, the run itself
     {"__init__"},  # the version and the public names; from further down it would be a circle
     {"cli"},  # launches the recipes; nobody imports it
 ]
