@@ -64,6 +64,7 @@ class TestAnswers:
         ("\n  <think>x\n never ends", None),
         ("<think>a</think>\n<THINK>b", None),
         ("Print no <think> tags.", "Print no <think> tags."),
+        ("The reply was:\n<think>\nVerdict: bad", "The reply was:\n<think>\nVerdict: bad"),
     ],
 )
 def test_strip_thinking(text, final):

@@ -25,8 +25,8 @@ MORE_ROOM = 4
 CHECK_TIMEOUT = 10.0
 
 _THINK_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
-# At the start of a line only: prose may well speak of the tag ("print no <think> tags").
-_THINK_START = re.compile(r"^[ \t]*<think(?:ing)?>", re.IGNORECASE | re.MULTILINE)
+# At the very start only: an answer may well quote the tag, or speak of it ("print no <think> tags").
+_THINK_START = re.compile(r"\s*<think(?:ing)?>", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Draft:
 def strip_thinking(text: str) -> str | None:
     """What follows the last `</think>`, or `None` when thinking was begun and never ended."""
     final = _THINK_END.split(text)[-1]
-    return None if _THINK_START.search(final) else final.strip()
+    return None if _THINK_START.match(final) else final.strip()
 
 
 async def complete_with_room(ask: Callable[[int], Awaitable[Draft]], max_tokens: int) -> ChatReply:
