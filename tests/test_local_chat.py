@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import time
 
 import pytest
 import torch
@@ -238,6 +239,20 @@ def test_those_who_left_do_not_hold_up_the_rest(model, tokenizer):
 
     assert asyncio.run(go()).text == "ok"
     assert len(spy.calls) == 1
+
+
+def test_two_chats_never_generate_at_once(model, tokenizer):
+    """They share the process's random state, whose copies would be restored in the wrong order."""
+    spy = Spy(model, lambda kwargs: time.sleep(0.1) or ended(tokenizer, "ok"))
+    chats = [LocalChat(model, tokenizer) for _ in range(3)]
+    before = torch.get_rng_state()
+
+    async def go():
+        return await asyncio.gather(*(chat.complete(user("q"), max_tokens=4, temperature=1.0) for chat in chats))
+
+    assert len(asyncio.run(go())) == 3
+    assert (len(spy.calls), spy.most_together) == (3, 1)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_it_works_from_one_event_loop_after_another(model, tokenizer):

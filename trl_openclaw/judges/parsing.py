@@ -15,7 +15,7 @@ _CLOSERS = r"[\s*_`\"'“”‘’«»」』$~})\]>|]"
 # A LaTeX command counts as wrapping only where it opens a brace, as in \boxed{-1}.
 _OPEN = rf"(?:{_OPENERS}|\\[(\[]|\\[a-z]+\s*(?=\{{))*"
 _CLOSE = rf"(?:{_CLOSERS}|\\[)\]])*"
-_VALUE = re.compile(rf"{_OPEN}([+-]?)\s*([01])(?:\.0*)?(?![\d.]){_CLOSE}(.*)", re.DOTALL)
+_VALUE = re.compile(rf"{_OPEN}([+-]?)\s*([01])(?:\.0*)?{_CLOSE}(.*)", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])[+-]?\s*\d+(?:\.\d+)?")
 # After a value: only signs that change nothing about it, or a remark that is set off and holds no further number.
 _REMARK = re.compile(r"[^\w%+/=]*|(?:[.,;:!。(\[]+|-+|because\b)\D*", re.DOTALL)
@@ -100,7 +100,9 @@ def _plain(text: str) -> str:
     text = "".join("-" if char in _DASHES else char for char in text)
     text = unicodedata.normalize("NFKC", text)
     chars = (str(unicodedata.decimal(c)) if c.isdecimal() else "-" if c in _DASHES else c for c in text)
-    return "".join(char for char in chars if unicodedata.category(char) != "Cf").lower()
+    text = "".join(char for char in chars if unicodedata.category(char) != "Cf").lower()
+    # Long runs of spaces, which models do write, would make the patterns slow.
+    return re.sub(r"[^\S\n]+", " ", text)
 
 
 def _field(after: str) -> str | None:
