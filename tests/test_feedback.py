@@ -98,6 +98,17 @@ def test_an_unreadable_column_fails_its_own_turn(value):
     feedback_metrics(feedbacks)
 
 
+@pytest.mark.parametrize("role", ["user", "tool"])
+@pytest.mark.parametrize("known", [True, False])
+def test_content_that_cannot_be_read_stays_out_of_the_logs(role, known):
+    state = NextState([{"type": "text"}], role=role)
+    batch = [Turn("p", "0", state)] if known else turns(1)
+    feedbacks = collect(batch, [{"next_state": state}], next_state=None)
+    assert feedbacks[0].failure == "next_state_failed"
+    assert feedback_columns(feedbacks)["next_state"] == [None]
+    assert feedback_metrics(feedbacks)["next_state/missing"] == [0.0]
+
+
 def test_the_provider_goes_before_the_column_and_a_known_next_state_before_both():
     known = Turn("p", "0", NextState("known"))
     feedbacks = collect([known, *turns(1)], [{"next_state": "column"}] * 2)
@@ -233,21 +244,23 @@ def test_turns_still_waiting_for_a_place_time_out():
 
 def test_who_ignores_cancellation_is_left_behind(monkeypatch):
     monkeypatch.setattr("trl_openclaw.feedback._GRACE", 0.05)
-    stop = asyncio.Event()
 
     async def stubborn(turn, row):
-        while not stop.is_set():
+        end = time.perf_counter() + 1.0
+        while (left := end - time.perf_counter()) > 0:
             try:
-                await stop.wait()
+                await asyncio.sleep(left)
             except asyncio.CancelledError:
                 continue
 
     async def main():
+        start = time.perf_counter()
         feedbacks = await collect_feedback(turns(1), [{}], next_state=stubborn, judge=good_judge, timeout=0.05)
-        stop.set()
-        return feedbacks
+        return feedbacks[0], time.perf_counter() - start
 
-    assert asyncio.run(main())[0].failure == "next_state_timeout"
+    feedback, seconds = asyncio.run(main())
+    assert feedback.failure == "next_state_timeout"
+    assert seconds < 0.8
 
 
 def test_a_turn_cancelled_from_inside_fails_alone():
