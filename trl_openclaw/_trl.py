@@ -104,6 +104,11 @@ class SeamGRPOTrainer(GRPOTrainer):
         """Whether a mixture-of-experts load-balancing loss is added to the policy loss."""
         return self.aux_loss_enabled
 
+    @property
+    def uses_virtual_tokens(self) -> bool:
+        """Whether the policy is a prompt-learning adapter, whose positions shift under padding."""
+        return is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning
+
     def record_metric(self, name: str, value: float) -> None:
         """Add a number, already the same on all ranks, to the next log."""
         self._metrics[self.mode][name].append(value)
@@ -283,6 +288,7 @@ def prepare_scoring_model(model: PreTrainedModel, trainer: GRPOTrainer) -> nn.Mo
     model.eval().requires_grad_(False)
     disable_dropout_in_model(model)
     add_fused_lm_head(model, temperature=trainer.temperature, cast_lm_head_to_fp32=trainer.args.cast_lm_head_to_fp32)
+    model.scoring_temperature = trainer.temperature  # the fused head keeps it to itself; the self-test wants to know
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
     if trainer.is_fsdp_enabled:

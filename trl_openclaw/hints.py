@@ -10,7 +10,7 @@ from .types import Message, Messages
 
 HintPlacement = Literal["user", "system"]
 
-DEFAULT_HINT_TEMPLATE = "(Learned afterwards about what the user wants here: {hint})"
+DEFAULT_HINT_TEMPLATE = "Hint: {hint}"
 
 _SYSTEM_ROLES = ("system", "developer")
 # U+200C and U+200D stay: Persian, Indic scripts and emoji need them.

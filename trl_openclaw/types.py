@@ -19,7 +19,9 @@ VoteFailure = Literal["unparseable", "truncated", "timeout", "unreachable", "ref
 
 VOTE_FAILURES: tuple[VoteFailure, ...] = ("unparseable", "truncated", "timeout", "unreachable", "refused", "error")
 
-HintFailure = Literal["unparseable", "unterminated", "too_long", "truncated", "timeout", "unreachable", "refused", "error"]
+HintFailure = Literal[
+    "unparseable", "unterminated", "too_long", "truncated", "timeout", "unreachable", "refused", "error"
+]
 """Why a judge that was asked for a hint gave none that can be used. Saying that there is none is not a failure."""
 
 HINT_FAILURES: tuple[HintFailure, ...] = (
@@ -180,4 +182,6 @@ def message_text(message: Message) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] if part.get("type") == "text" else f"[{part.get('type', 'part')}]" for part in content)
+    return "\n".join(
+        part["text"] if part.get("type") == "text" else f"[{part.get('type', 'part')}]" for part in content
+    )

@@ -33,7 +33,7 @@ PLEASED = [
 ANNOYED = [
     ("one-sentence", "The sky is blue. It is big. It is far.", "that's three sentences"),
     ("one-sentence", "The sky is", "that isn't a finished sentence"),
-    ("one-sentence", "word " * 20 + "word.", "that sentence runs to 21 words"),
+    ("one-sentence", "word " * 30 + "word.", "that sentence runs to 31 words"),
     ("plain-text", "The **sky** is blue.", "you put words in bold"),
     ("plain-text", "It is:\n- blue", "you made a list"),
     ("plain-text", "### Sky\nIt is blue.", "you put in headings"),

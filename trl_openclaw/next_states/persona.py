@@ -54,13 +54,13 @@ class Persona:
             raise ValueError(f"The persona {self.name!r} needs at least one wish and one thanks.")
 
     async def __call__(self, turn: Turn, row: Mapping[str, Any]) -> NextState:
-        """Answer the reply. `info` holds the persona's name and the complaints."""
+        """Answer the reply. `info` holds the persona's name, the complaints and, in a complaining answer, the wish."""
         satisfied, complaints = self._look(turn)
+        info: dict[str, Any] = {"persona": self.name, "complaints": complaints}
         if satisfied:
-            text = self._pick(self.thanks, turn, "thanks")
-        else:
-            text = self._complain(complaints, turn)
-        return NextState(text, satisfied=satisfied, info={"persona": self.name, "complaints": complaints})
+            return NextState(self._pick(self.thanks, turn, "thanks"), satisfied=True, info=info)
+        wish = self._pick(self.wishes, turn, "wish")
+        return NextState(self._complain(complaints, wish, turn), satisfied=False, info={**info, "wish": wish})
 
     def satisfied(self, turn: Turn) -> bool:
         """Whether the reply has what this person wants."""
@@ -70,8 +70,7 @@ class Persona:
         found = self.detector(turn)
         return (found, ()) if isinstance(found, bool) else (not found, tuple(found))
 
-    def _complain(self, complaints: Sequence[str], turn: Turn) -> str:
-        wish = self._pick(self.wishes, turn, "wish")
+    def _complain(self, complaints: Sequence[str], wish: str, turn: Turn) -> str:
         if not complaints:
             return wish
         complaint = " and ".join(complaints)
@@ -84,12 +83,12 @@ class Persona:
         return choices[int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) % len(choices)]
 
 
-def one_sentence(max_words: int = 20) -> Persona:
+def one_sentence(max_words: int = 30) -> Persona:
     """Wants one short sentence, whole.
 
     Args:
-        max_words: The longest sentence that still counts as short. 20 words take a few seconds to read, and about 30
-            tokens. A turn cut at the length limit never pleases, whatever its text looks like.
+        max_words: The longest sentence that still counts as short. 30 words are about 40 tokens, two lines of a chat
+            window. A turn cut at the length limit never pleases, whatever its text looks like.
     """
 
     def detect(turn: Turn) -> list[str]:
@@ -117,10 +116,10 @@ def one_sentence(max_words: int = 20) -> Persona:
         detector=detect,
         wishes=(
             "Please answer in one short sentence.",
-            "One short, complete sentence is all I want.",
-            "I only have time for a single short sentence.",
-            f"Give me just one sentence, {max_words} words at most.",
-            "Can you say it in one brief sentence and stop there?",
+            "Answer me in one short sentence, please.",
+            "Please keep it to one short sentence.",
+            "I'd like one short sentence.",
+            "Please tell me in one short sentence.",
         ),
     )
 

@@ -42,9 +42,7 @@ class LiveTeacher(LocalTeacher):
     """The policy as it is at this moment, seeing the hint. Drifts: published results agree on that."""
 
     def __init__(self, trainer: SeamGRPOTrainer, scorer: TokenScorer):
-        super().__init__(
-            trainer.model, scorer, same_weights_at_start=True, max_length=max_model_length(trainer.model)
-        )
+        super().__init__(trainer.model, scorer, same_weights_at_start=True, max_length=max_model_length(trainer.model))
 
 
 class FrozenTeacher(LocalTeacher):

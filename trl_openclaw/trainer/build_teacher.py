@@ -1,6 +1,7 @@
 """Builds the teacher that a trainer's configuration asks for."""
 
 import copy
+import warnings
 from typing import Any
 
 from accelerate.utils import is_peft_model
@@ -9,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .._trl import SeamGRPOTrainer, create_model_from_path, get_config_model_id, prepare_scoring_model
 from ..scoring import TokenScorer
-from ..teachers import TEACHERS, ExternalTeacher, FrozenTeacher, Teacher, check_same_vocabulary
+from ..teachers import TEACHERS, ExternalTeacher, FrozenTeacher, LiveTeacher, Teacher, check_same_vocabulary
 from .opd_config import OPDConfig
 
 
@@ -53,8 +54,14 @@ def build_teacher(
         model = load_beside(trainer, teacher_model) if isinstance(teacher_model, str) else teacher_model
         check_same_vocabulary(trainer.processing_class, model, teacher_processing_class)
         return ExternalTeacher(prepare_scoring_model(model, trainer), scorer)
-    if TEACHERS[trainer.args.teacher] is not FrozenTeacher:
-        return TEACHERS[trainer.args.teacher](trainer, scorer)
+    if TEACHERS[trainer.args.teacher] is LiveTeacher:
+        warnings.warn(
+            "`teacher='live'` learns from itself as it changes. Published results agree that such a teacher drifts; watch "
+            "length and entropy, or use `teacher='frozen'`.",
+            UserWarning,
+            stacklevel=4,
+        )
+        return LiveTeacher(trainer, scorer)
     if is_peft_model(trainer.model):
         if not fresh_adapter:
             keep_initial_adapter(trainer.model)

@@ -4,6 +4,7 @@ import copy
 import textwrap
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..next_states.base import NextStateProvider
 from ..rewards import HindsightReward
 from ..scoring import TeacherRow, TokenScorer
 from ..teachers import LiveTeacher, Teacher
+from ..types import Feedback
 from .build_teacher import build_teacher, copy_initial_weights
 from .guard import FailureGuard, check_services
 from .hint_rows import DROP_REASONS, DropReason, HintedRow, render_hinted_rows
@@ -85,6 +87,10 @@ class OPDTrainer(SeamGRPOTrainer):
             The external teacher's tokenizer, if it is not beside its weights.
         **kwargs:
             Everything else that [`~trl.GRPOTrainer`] takes.
+
+    Attributes:
+        feedback_listeners (`list[Callable[[str, list[Feedback]], None]]`):
+            Called with `"train"` or `"eval"` and this rank's feedback, once per batch.
     """
 
     _tag_names = ["trl", "trl-openclaw", "opd"]
@@ -93,8 +99,9 @@ class OPDTrainer(SeamGRPOTrainer):
         "title": "OpenClaw-RL: Train Any Agent Simply by Talking",
         "id": "2603.10165",
         "citation": textwrap.dedent("""\
-            @article{openclawrl2026,
+            @article{wang2026openclawrl,
                 title  = {{OpenClaw-RL: Train Any Agent Simply by Talking}},
+                author = {Yinjie Wang and Xuyang Chen and Xiaolong Jin and Mengdi Wang and Ling Yang},
                 year   = 2026,
                 eprint = {arXiv:2603.10165},
             }"""),
@@ -127,7 +134,9 @@ class OPDTrainer(SeamGRPOTrainer):
         self.hint_source = (
             resolve_hint_source(args.hint_source, judge, teacher_model, train_dataset) if self.opd_weight else "none"
         )
-        user_rewards = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        user_rewards = (
+            [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        )
         self._check_signals(judge, user_rewards)
         self.feedback = HindsightReward(
             judge,
@@ -153,7 +162,8 @@ class OPDTrainer(SeamGRPOTrainer):
             processing_class=processing_class,
             **kwargs,
         )
-        self.feedback.eos_token_ids = self.eos_token_ids
+        self.feedback.eos_token_ids = frozenset([*self.eos_token_ids, self.processing_class.pad_token_id])
+        self.feedback_listeners: list[Callable[[str, list[Feedback]], None]] = []
         self._check_after_init()
         self.scorer = TokenScorer(
             self.accelerator,
@@ -203,6 +213,11 @@ class OPDTrainer(SeamGRPOTrainer):
                 "The teacher cannot score image prompts yet. Pass a tokenizer instead of a processor as "
                 "`processing_class`, or use `CombineTrainer` with `opd_weight=0`."
             )
+        if self.opd_weight and self.uses_virtual_tokens:
+            raise ValueError(
+                "Prompt-learning adapters put virtual tokens before the padding, so a teacher with a longer prompt would "
+                "not score the same positions. Use LoRA."
+            )
         if self.loss_type in ROW_MEAN_LOSSES and self.uses_router_aux_loss:
             raise ValueError(
                 f"`loss_type={self.loss_type!r}` divides by rows; taking rows without a signal out of that divisor would "
@@ -218,6 +233,8 @@ class OPDTrainer(SeamGRPOTrainer):
 
     def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
         self._rollout = Rollout(prompts, completion_ids, rewards_per_func)
+        for listener in self.feedback_listeners:
+            listener(self.mode, self.feedback.last)
 
     def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
         rollout, self._rollout = self._rollout, None
@@ -307,7 +324,9 @@ class OPDTrainer(SeamGRPOTrainer):
         counts = torch.stack([active_tokens, signal.sum(), torch.tensor(len(signal), device=signal.device)])
         tokens, active, rows = self.accelerator.gather(counts).view(-1, 3).sum(0)
         batch["num_items_in_batch"] = tokens
-        batch["row_scale"] = rows / active.clamp(min=1) if self.loss_type in ROW_MEAN_LOSSES else torch.ones_like(tokens)
+        batch["row_scale"] = (
+            rows / active.clamp(min=1) if self.loss_type in ROW_MEAN_LOSSES else torch.ones_like(tokens)
+        )
         self.record_metric("train_rows/share", (active / rows).item())
 
     # In the loss

@@ -14,7 +14,7 @@ from ..scoring import TeacherRow
 from ..teachers.local import LocalTeacher
 
 ROWS = 2
-"""Rows that are compared: a second one brings padding into play."""
+"""Rows that are compared."""
 
 TOLERANCE_FLOAT32 = 1e-3
 TOLERANCE_HALF = 0.5
@@ -48,17 +48,21 @@ def run_self_test(
     Raises:
         SelfTestError: On every rank, when any rank's difference is above the tolerance.
     """
-    sampled = [
-        ids[mask.bool()].tolist() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
-    ]
+    sampled = [ids[mask.bool()].tolist() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
     rendered = [list(ids) for ids in trainer.tokenize_prompts(prompts)]
     rows = slice(0, ROWS)
     lengths = batch["completion_mask"][rows].sum(1).tolist()
     completions = [ids[:n].tolist() for ids, n in zip(batch["completion_ids"][rows], lengths, strict=True)]
     student = trainer.student_logps(batch, rows)
-    scores = teacher.score(
-        [TeacherRow(ids, completion) for ids, completion in zip(rendered[rows], completions, strict=True) if completion]
+    asked = [
+        TeacherRow(ids, completion) for ids, completion in zip(rendered[rows], completions, strict=True) if completion
+    ]
+    # A longer neighbour pads the rows, so a model whose positions shift under padding is found out here.
+    longest = max((len(ids) for ids in rendered[rows]), default=0)
+    neighbour = TeacherRow(
+        [trainer.processing_class.pad_token_id] * (longest + 7), [trainer.processing_class.pad_token_id]
     )
+    scores = teacher.score([*asked, neighbour])
     kept = [i for i, completion in enumerate(completions) if completion]
     gaps = [
         (scores.per_token_logps[j, : lengths[i]] - student[i, : lengths[i]].float()).abs() for j, i in enumerate(kept)
@@ -105,14 +109,16 @@ def _explain(trainer, teacher, result: SelfTestResult, sampled, rendered) -> str
         causes.append(f"dropout: the student trains with p={max(dropout, attention):g}. Set `disable_dropout=True`")
     if _dtype(teacher.model) != _dtype(trainer.model):
         causes.append(f"dtype: the teacher is {_dtype(teacher.model)}, the student {_dtype(trainer.model)}")
-    temperature = getattr(teacher, "temperature", trainer.temperature)
+    unwrapped = trainer.accelerator.unwrap_model(teacher.model)
+    temperature = getattr(unwrapped, "scoring_temperature", trainer.temperature)
     if temperature != trainer.temperature:
         causes.append(f"temperature: the teacher scores at {temperature}, the student at {trainer.temperature}")
     if not causes:
         causes.append(
             "weights or kernels: none of template, tokenizer, dropout, dtype and temperature differs, so the teacher's "
-            "weights are not the student's (an adapter initialisation that changes the base weights?) or their kernels "
-            "disagree. If the difference is known to be numerical, raise `self_test_tolerance`"
+            "weights are not the student's (an adapter initialisation that changes the base weights?), padding shifts "
+            "this model's positions, or kernels disagree. If the difference is known to be numerical, raise "
+            "`self_test_tolerance`"
         )
     return (
         f"Self-test failed: without a hint, teacher and student differ by up to {result.max_gap:.3g} nats on the same "

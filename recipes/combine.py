@@ -1,0 +1,33 @@
+"""Rewards and hindsight hints in one advantage (Combine of OpenClaw-RL, arXiv 2603.10165).
+
+    accelerate launch recipes/combine.py --config recipes/configs/combine.yaml
+
+The judge's score is the reward of the whole reply, its hint the source of a token-level advantage; a token gets
+`rl_weight * r + opd_weight * A_t`. A reply trains if it has either signal.
+
+Unlike GRPO the score is the advantage as it is (`reward_baseline: none`); `group` brings GRPO's baseline back.
+"""
+
+from trl import DatasetMixtureConfig, ModelConfig
+
+from trl_openclaw import CombineConfig, CombineTrainer
+from trl_openclaw.recipe import FeedbackArguments, make_recipe_parser, run_recipe
+
+
+def make_parser(prog: str | None = None):
+    """The parser of this recipe."""
+    return make_recipe_parser(CombineConfig, prog)
+
+
+def main(
+    script_args: FeedbackArguments,
+    training_args: CombineConfig,
+    model_args: ModelConfig,
+    dataset_args: DatasetMixtureConfig,
+) -> None:
+    """Train on scores and hints."""
+    run_recipe(CombineTrainer, script_args, training_args, model_args, dataset_args)
+
+
+if __name__ == "__main__":
+    main(*make_parser().parse_args_and_config())

@@ -1,0 +1,116 @@
+"""Token scores against a plain forward pass and log-softmax."""
+
+import pytest
+import torch
+from accelerate import Accelerator
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from tiny import tiny_llama
+from trl.trainer.utils import add_fused_lm_head
+
+from trl_openclaw.scoring import TeacherRow, TokenScorer
+
+PAD = 257
+ROWS = [
+    TeacherRow([258, 5, 6, 7, 8], [10, 11, 12, 256]),
+    TeacherRow([258, 9], [20]),
+    TeacherRow([258, 3, 4], [30, 31, 32, 33, 34, 35, PAD]),  # the pad id may be sampled, too
+    TeacherRow([258] * 20, [40, 41]),
+]
+
+
+def scorer(batch_size: int = 4, pad: int = PAD) -> TokenScorer:
+    return TokenScorer(Accelerator(cpu=True), pad, batch_size)
+
+
+def fused(model, temperature: float = 1.0):
+    add_fused_lm_head(model, temperature=temperature)
+    return model
+
+
+def dense_reference(model, row: TeacherRow, temperature: float = 1.0) -> torch.Tensor:
+    ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
+    with torch.no_grad():
+        logps = (model(input_ids=ids).logits[0] / temperature).log_softmax(-1)
+    start = len(row.prompt_ids)
+    return torch.stack([logps[start + t - 1, token] for t, token in enumerate(row.completion_ids)])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("batch_size", [1, 3, 4])
+def test_equals_log_softmax_of_each_row_alone(temperature, batch_size):
+    model = fused(tiny_llama(), temperature)
+    scores = scorer(batch_size).score(model, ROWS)
+    assert scores.per_token_logps.shape == (4, 7)
+    for i, row in enumerate(ROWS):
+        expected = dense_reference(model, row, temperature)
+        torch.testing.assert_close(scores.per_token_logps[i, : len(expected)], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_not_there_is_nan_and_masked():
+    scores = scorer().score(fused(tiny_llama()), ROWS)
+    lengths = torch.tensor([len(row.completion_ids) for row in ROWS])
+    expected = torch.arange(7) < lengths.unsqueeze(1)
+    assert torch.equal(scores.mask, expected)
+    assert scores.per_token_logps[~expected].isnan().all()
+
+
+def test_padding_order_and_other_rows_change_nothing():
+    model = fused(tiny_llama())
+    alone = scorer(1).score(model, [ROWS[1]]).per_token_logps[0, 0]
+    for rows in (ROWS, ROWS[::-1], [ROWS[1], ROWS[3]]):
+        for pad in (PAD, 0):
+            scores = scorer(4, pad).score(model, rows)
+            torch.testing.assert_close(scores.per_token_logps[rows.index(ROWS[1]), 0], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_head_sees_completion_positions_only():
+    model = fused(tiny_llama())
+    seen = []
+    head = model.get_output_embeddings()
+    model.base_model.register_forward_hook(lambda m, a, out: seen.append(out.last_hidden_state.shape[1]))
+    scorer().score(model, [TeacherRow([258] * 30, [1, 2, 3])])
+    assert seen == [33] and head is model.get_output_embeddings()
+    # The scorer's own hook, registered later and removed again, cut 33 positions to 4 (three tokens, one before).
+    assert len(model.base_model._forward_hooks) == 1
+
+
+def test_no_rows_no_forward():
+    model = tiny_llama()  # without a fused head a forward would raise
+    assert scorer().score(model, []).per_token_logps.shape == (0, 0)
+
+
+def test_dropout_is_off_and_the_mode_comes_back():
+    model = fused(tiny_llama(attention_dropout=0.5))
+    calm = scorer().score(model, ROWS).per_token_logps
+    model.train()
+    assert torch.equal(scorer().score(model, ROWS).per_token_logps.nan_to_num(), calm.nan_to_num())
+    assert model.training
+
+
+def test_inside_lora():
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = get_peft_model(fused(tiny_llama()), config).eval()
+    scores = scorer().score(model, ROWS)
+    for i, row in enumerate(ROWS):
+        expected = dense_reference(model, row)
+        torch.testing.assert_close(scores.per_token_logps[i, : len(expected)], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_virtual_tokens_of_prompt_tuning_are_not_cut_off():
+    model = get_peft_model(fused(tiny_llama()), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    row = ROWS[0]
+    ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
+    with torch.no_grad():
+        logps = model(input_ids=ids).logits[0, 3:].log_softmax(-1)
+    expected = torch.stack([logps[len(row.prompt_ids) + t - 1, token] for t, token in enumerate(row.completion_ids)])
+    scored = scorer(1).score(model, [row]).per_token_logps[0]
+    torch.testing.assert_close(scored, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_log_prob_that_is_not_finite_is_missing():
+    model = tiny_llama()
+    fused(model)
+    with torch.no_grad():
+        model.lm_head.weight[20] = float("inf")
+    scores = scorer().score(model, [ROWS[1]])
+    assert not scores.mask.any()

@@ -1,0 +1,209 @@
+"""What the recipes share: arguments for feedback, and how names in a config file become judges and next states."""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trl import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    ScriptArguments,
+    TrlParser,
+    get_dataset,
+    get_peft_config,
+    get_quantization_config,
+)
+
+from .judges import Judge, LLMJudge, LocalJudge, RuleJudge
+from .judges.outcome import OutcomeJudge
+from .next_states import PERSONAS, FunctionNextState, NextStateProvider, UserSimulator
+from .report import HeldOutReport
+from .trainer import OPDConfig, OPDTrainer
+
+
+@dataclass
+class FeedbackArguments(ScriptArguments):
+    """
+    Script arguments of the recipes: the dataset, who replies, and who judges.
+
+    Args:
+        judge (`str`, *optional*):
+            `"llm"` (an OpenAI-compatible server), `"local"` (a model in this process), `"outcome"` (the next state
+            knows whether it is satisfied), or a dotted path to a judge or to a function of a turn.
+        judge_model (`str`, *optional*):
+            Model name on the judge's server, or path of the local judge.
+        judge_base_url (`str`, *optional*, defaults to `"http://localhost:8000/v1"`):
+            Address of the judge's server.
+        judge_api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
+            Environment variable that holds the server's key.
+        judge_num_votes (`int`, *optional*, defaults to `3`):
+            Votes per turn.
+        judge_question (`str`, *optional*, defaults to `"combined"`):
+            `"combined"` asks for score and hint at once, `"separate"` in two questions.
+        judge_max_tokens (`int`, *optional*, defaults to `512`):
+            Room for one answer of the judge.
+        judge_timeout (`float`, *optional*, defaults to `60.0`):
+            Seconds that one request may take.
+        next_state (`str`, *optional*):
+            The name of a scripted persona, `"simulator"` (the judge's model plays `persona`), or a dotted path to a
+            provider or to a function of turn and row. Without it the dataset column `next_state` is read.
+        persona (`str`, *optional*):
+            Whom the simulator plays, in words.
+        report_dir (`str`, *optional*):
+            Write `summary.json`, a learning curve and sample replies there; needs an eval dataset.
+    """
+
+    judge: str | None = field(default=None, metadata={"help": "`llm`, `local`, `outcome`, or a dotted path."})
+    judge_model: str | None = field(default=None, metadata={"help": "Model name on the server, or a local path."})
+    judge_base_url: str = field(
+        default="http://localhost:8000/v1", metadata={"help": "Address of an OpenAI-compatible server."}
+    )
+    judge_api_key_env: str = field(
+        default="OPENAI_API_KEY", metadata={"help": "Environment variable that holds the server's key."}
+    )
+    judge_num_votes: int = field(default=3, metadata={"help": "Votes per turn."})
+    judge_question: str = field(default="combined", metadata={"help": "`combined` or `separate`."})
+    judge_max_tokens: int = field(default=512, metadata={"help": "Room for one answer of the judge."})
+    judge_timeout: float = field(default=60.0, metadata={"help": "Seconds that one request may take."})
+    next_state: str | None = field(default=None, metadata={"help": "A persona's name, `simulator`, or a dotted path."})
+    persona: str | None = field(default=None, metadata={"help": "Whom the simulator plays, in words."})
+    report_dir: str | None = field(default=None, metadata={"help": "Write a before-and-after report there."})
+
+
+def make_recipe_parser(config_class: type[OPDConfig], prog: str | None = None) -> TrlParser:
+    """The parser of a recipe: feedback, training, model and dataset arguments."""
+    return TrlParser((FeedbackArguments, config_class, ModelConfig, DatasetMixtureConfig), prog=prog)
+
+
+def run_recipe(
+    trainer_class: type[OPDTrainer],
+    script_args: FeedbackArguments,
+    training_args: OPDConfig,
+    model_args: ModelConfig,
+    dataset_args: DatasetMixtureConfig,
+) -> OPDTrainer:
+    """Build the trainer that the arguments describe, train, save and push."""
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(training_args.model_init_kwargs or {}),
+    }
+    dataset = _load_dataset(script_args, dataset_args)
+    judge = build_judge(script_args)
+    evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
+    trainer = trainer_class(
+        model=model_args.model_name_or_path,
+        args=training_args,
+        judge=judge,
+        next_state=build_next_state(script_args, judge),
+        train_dataset=dataset[script_args.dataset_train_split],
+        eval_dataset=dataset[script_args.dataset_test_split] if evaluates else None,
+        peft_config=get_peft_config(model_args),
+        quantization_config=get_quantization_config(model_args),
+    )
+    if script_args.report_dir is not None:
+        trainer.add_callback(HeldOutReport(trainer, script_args.report_dir))
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.save_model(training_args.output_dir)
+    trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
+    if training_args.push_to_hub:
+        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+    return trainer
+
+
+def build_judge(args: FeedbackArguments) -> Judge | None:
+    """The judge that `args.judge` names, or `None`."""
+    if args.judge is None:
+        return None
+    if args.judge in JUDGES:
+        return JUDGES[args.judge](args)
+    judge = _load_object(args.judge, "judge", JUDGES)
+    return judge if _is_async(judge) else RuleJudge(judge)
+
+
+def build_next_state(args: FeedbackArguments, judge: Judge | None) -> NextStateProvider | None:
+    """The next-state provider that `args.next_state` names, or `None`."""
+    if args.next_state is None:
+        return None
+    if args.next_state in PERSONAS:
+        return PERSONAS[args.next_state]
+    if args.next_state == "simulator":
+        client = getattr(judge, "client", None)
+        if client is None or args.persona is None:
+            raise ValueError("`next_state: simulator` needs `persona`, and a judge of kind `llm` or `local` to ask.")
+        return UserSimulator(client, args.persona)
+    provider = _load_object(args.next_state, "next_state", [*PERSONAS, "simulator"])
+    return provider if _is_async(provider) else FunctionNextState(provider)
+
+
+def _llm_judge(args: FeedbackArguments) -> Judge:
+    if args.judge_model is None:
+        raise ValueError("`judge: llm` needs `judge_model`, the name of the model on the server.")
+    return LLMJudge(
+        args.judge_model,
+        args.judge_base_url,
+        api_key=os.environ.get(args.judge_api_key_env),
+        num_votes=args.judge_num_votes,
+        question=args.judge_question,
+        max_tokens=args.judge_max_tokens,
+        timeout=args.judge_timeout,
+    )
+
+
+def _local_judge(args: FeedbackArguments) -> Judge:
+    if args.judge_model is None:
+        raise ValueError("`judge: local` needs `judge_model`, the path of a model.")
+    return LocalJudge(
+        args.judge_model,
+        num_votes=args.judge_num_votes,
+        question=args.judge_question,
+        max_tokens=args.judge_max_tokens,
+    )
+
+
+JUDGES: dict[str, Callable[[FeedbackArguments], Judge]] = {
+    "llm": _llm_judge,
+    "local": _local_judge,
+    "outcome": lambda args: OutcomeJudge(),
+}
+"""Judges by the name that a config file takes. Anything else is a dotted path."""
+
+
+def _load_object(path: str, what: str, names: Any) -> Any:
+    """Import `package.module.attribute`, with the working directory on the path as in TRL's own scripts."""
+    module, _, attribute = path.rpartition(".")
+    if not module:
+        raise ValueError(
+            f"`{what}` is one of {', '.join(names)}, or a dotted path such as `my_module.my_{what}`; got {path!r}."
+        )
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"`{what}: {path}` cannot be imported: {error}") from error
+    finally:
+        sys.path.remove(os.getcwd())
+
+
+def _is_async(thing: Any) -> bool:
+    return inspect.iscoroutinefunction(thing) or inspect.iscoroutinefunction(getattr(thing, "__call__", None))
+
+
+def _load_dataset(script_args: FeedbackArguments, dataset_args: DatasetMixtureConfig) -> Any:
+    from datasets import load_dataset
+
+    if dataset_args.datasets:
+        return get_dataset(dataset_args)
+    if not script_args.dataset_name:
+        raise ValueError("Pass `dataset_name` (a Hub name, or a folder with train and test files) or `datasets`.")
+    name = script_args.dataset_name
+    shipped = Path(sys.argv[0]).resolve().parent.parent / name  # a recipe's own data, from any working directory
+    if not Path(name).exists() and shipped.is_dir():
+        name = str(shipped)
+    return load_dataset(name, name=script_args.dataset_config, streaming=script_args.dataset_streaming)
