@@ -21,6 +21,7 @@ _MODULES = {
     "Judge": "trl_openclaw.judges",
     "LLMJudge": "trl_openclaw.judges",
     "LocalJudge": "trl_openclaw.judges",
+    "OutcomeJudge": "trl_openclaw.judges",
     "RuleJudge": "trl_openclaw.judges",
     # Next states
     "NextStateProvider": "trl_openclaw.next_states",
@@ -52,6 +53,7 @@ __all__ = [
     "Judge",
     "LLMJudge",
     "LocalJudge",
+    "OutcomeJudge",
     "RuleJudge",
     "NextStateProvider",
     "UserSimulator",
@@ -75,7 +77,7 @@ if TYPE_CHECKING:
     from trl_openclaw.chat import ChatClient
     from trl_openclaw.feedback import collect_feedback
     from trl_openclaw.hints import insert_hint
-    from trl_openclaw.judges import Judge, LLMJudge, LocalJudge, RuleJudge
+    from trl_openclaw.judges import Judge, LLMJudge, LocalJudge, OutcomeJudge, RuleJudge
     from trl_openclaw.local_chat import LocalChat
     from trl_openclaw.next_states import (
         PERSONAS,

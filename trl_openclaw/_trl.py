@@ -67,8 +67,9 @@ class SeamGRPOTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.empty_rows: list[bool] | None = None
-        if self.rollout_func is not None:
-            self.rollout_func = self._fill_empty_rollouts(self.rollout_func)
+        rollout_func = getattr(self, "rollout_func", None)
+        if rollout_func is not None:
+            self.rollout_func = self._fill_empty_rollouts(rollout_func)
 
     # Seams
 

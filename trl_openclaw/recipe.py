@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trl import (
     DatasetMixtureConfig,
@@ -19,8 +19,7 @@ from trl import (
     get_quantization_config,
 )
 
-from .judges import Judge, LLMJudge, LocalJudge, RuleJudge
-from .judges.outcome import OutcomeJudge
+from .judges import Judge, LLMJudge, LocalJudge, OutcomeJudge, RuleJudge
 from .next_states import PERSONAS, FunctionNextState, NextStateProvider, UserSimulator
 from .report import HeldOutReport
 from .trainer import OPDConfig, OPDTrainer
@@ -67,7 +66,9 @@ class FeedbackArguments(ScriptArguments):
         default="OPENAI_API_KEY", metadata={"help": "Environment variable that holds the server's key."}
     )
     judge_num_votes: int = field(default=3, metadata={"help": "Votes per turn."})
-    judge_question: str = field(default="combined", metadata={"help": "`combined` or `separate`."})
+    judge_question: Literal["combined", "separate"] = field(
+        default="combined", metadata={"help": "`combined` or `separate`."}
+    )
     judge_max_tokens: int = field(default=512, metadata={"help": "Room for one answer of the judge."})
     judge_timeout: float = field(default=60.0, metadata={"help": "Seconds that one request may take."})
     next_state: str | None = field(default=None, metadata={"help": "A persona's name, `simulator`, or a dotted path."})
@@ -192,7 +193,7 @@ def _load_object(path: str, what: str, names: Any) -> Any:
 
 
 def _is_async(thing: Any) -> bool:
-    return inspect.iscoroutinefunction(thing) or inspect.iscoroutinefunction(getattr(thing, "__call__", None))
+    return inspect.iscoroutinefunction(thing) or inspect.iscoroutinefunction(type(thing).__call__)
 
 
 def _load_dataset(script_args: FeedbackArguments, dataset_args: DatasetMixtureConfig) -> Any:

@@ -83,7 +83,7 @@ class HeldOutReport(TrainerCallback):
         """A few held-out prompts with the reply before and after training."""
         before, after = self.evaluations[0][1], self.evaluations[-1][1]
         later = {_prompt_text(feedback): feedback for feedback in after}
-        lines = []
+        lines: list[str] = []
         for feedback in before:
             prompt = _prompt_text(feedback)
             if prompt in later and len(lines) < self.samples:
@@ -94,8 +94,8 @@ class HeldOutReport(TrainerCallback):
 
 def satisfied_share(feedbacks: Sequence[Feedback]) -> float:
     """Share of satisfied next states among those that know; NaN when none does."""
-    known = [f.turn.next_state.satisfied for f in feedbacks if f.turn.next_state is not None]
-    known = [satisfied for satisfied in known if satisfied is not None]
+    told = [f.turn.next_state.satisfied for f in feedbacks if f.turn.next_state is not None]
+    known = [satisfied for satisfied in told if satisfied is not None]
     return sum(known) / len(known) if known else float("nan")
 
 

@@ -89,7 +89,7 @@ class Vote:
         score: +1 (good), -1 (bad), 0 (neutral), or `None` when the answer gives no valid score.
         failure: Why `score` is `None`; `None` when it is valid or was not asked for.
         hint: The hint this answer gave, or `None`.
-        hint_failure: Why a hint that was asked for could not be read; `None` when it was, or when there is none to give.
+        hint_failure: Why a hint that was asked for could not be read; `None` when it was, or when there is none.
         raw: The answer as received, for the logs.
     """
 
@@ -183,5 +183,5 @@ def message_text(message: Message) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(
-        part["text"] if part.get("type") == "text" else f"[{part.get('type', 'part')}]" for part in content
+        part.get("text") or "" if part.get("type") == "text" else f"[{part.get('type', 'part')}]" for part in content
     )

@@ -71,7 +71,8 @@ class TestTokenIdentity:
         teacher = ScriptedTeacher(lambda row: [-1.0] * len(row.completion_ids))
         trainer = make_trainer(tmp_path, teacher_model=teacher, rollout_func=rollout)
         trainer.train()
-        assert teacher.rows and all(list(row.completion_ids) == broken for row in teacher.rows)
+        assert teacher.rows
+        assert all(list(row.completion_ids) == broken for row in teacher.rows)
 
     def test_the_teacher_reads_the_prompt_with_the_hint_in_it(self, tmp_path):
         teacher = ScriptedTeacher(lambda row: [-1.0] * len(row.completion_ids))

@@ -339,7 +339,8 @@ class TestHousekeeping:
             card = (tmp_path / "README.md").read_text()
             assert "OpenClaw-RL: Train Any Agent Simply by Talking" in card
             assert "2603.10165" in card
-            assert f"- {tag}\n" in card and "- trl-openclaw\n" in card
+            assert f"- {tag}\n" in card
+            assert "- trl-openclaw\n" in card
 
     def test_unused_columns_are_dropped_except_what_feedback_reads(self, tmp_path):
         rows = [{**row, "privileged_context": "4", "next_state": "No.", "other": i} for i, row in enumerate(prompts())]

@@ -3,7 +3,8 @@
 from .base import Judge
 from .llm import LLMJudge
 from .local import LocalJudge
+from .outcome import OutcomeJudge
 from .prompted import PromptedJudge
 from .rule import RuleJudge
 
-__all__ = ["Judge", "LLMJudge", "LocalJudge", "PromptedJudge", "RuleJudge"]
+__all__ = ["Judge", "LLMJudge", "LocalJudge", "OutcomeJudge", "PromptedJudge", "RuleJudge"]

@@ -7,8 +7,8 @@ class OutcomeJudge:
     """Takes the score from `NextState.satisfied`, and the next state's own words as the hint when it was not.
 
     Where the provider says which of its words state the wish (`info["wish"]`, as scripted personas do), those alone are
-    the hint. No model is asked, so it is exact and free. A next state that does not know (`satisfied=None`) gets no score and no
-    hint.
+    the hint. No model is asked, so it is exact and free. A next state that does not know (`satisfied=None`) gets no
+    score and no hint.
     """
 
     async def __call__(self, turn: Turn) -> Verdict:

@@ -10,10 +10,18 @@ A teacher is anything with `score(rows) -> TeacherScores`. A new one is one file
 """
 
 from .base import Teacher
-from .local import ExternalTeacher, FrozenTeacher, LiveTeacher
+from .local import ExternalTeacher, FrozenTeacher, LiveTeacher, LocalTeacher
 from .vocabulary import check_same_vocabulary
 
 TEACHERS = {"frozen": FrozenTeacher, "live": LiveTeacher}
 """Self-teachers by the name that `OPDConfig.teacher` takes."""
 
-__all__ = ["TEACHERS", "ExternalTeacher", "FrozenTeacher", "LiveTeacher", "Teacher", "check_same_vocabulary"]
+__all__ = [
+    "TEACHERS",
+    "ExternalTeacher",
+    "FrozenTeacher",
+    "LiveTeacher",
+    "LocalTeacher",
+    "Teacher",
+    "check_same_vocabulary",
+]

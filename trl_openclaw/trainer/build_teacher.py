@@ -56,8 +56,8 @@ def build_teacher(
         return ExternalTeacher(prepare_scoring_model(model, trainer), scorer)
     if TEACHERS[trainer.args.teacher] is LiveTeacher:
         warnings.warn(
-            "`teacher='live'` learns from itself as it changes. Published results agree that such a teacher drifts; watch "
-            "length and entropy, or use `teacher='frozen'`.",
+            "`teacher='live'` learns from itself as it changes. Published results agree that such a teacher drifts; "
+            "watch length and entropy, or use `teacher='frozen'`.",
             UserWarning,
             stacklevel=4,
         )

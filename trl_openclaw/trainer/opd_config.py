@@ -126,10 +126,11 @@ class OPDConfig(GRPOConfig):
 
     def __post_init__(self):
         self._check_values()
-        if self.num_generations == 1:
-            self.num_generations = _OneGeneration(1)
+        generations = getattr(self, "num_generations", None)
+        if generations == 1:
+            self.num_generations: int | None = _OneGeneration(1)
         super().__post_init__()
-        self.num_generations = int(self.num_generations)
+        self.num_generations = generations
         self._check_against_grpo()
 
     def _check_values(self) -> None:
@@ -168,18 +169,18 @@ class OPDConfig(GRPOConfig):
             )
         if self.use_liger_kernel:
             raise ValueError(
-                "`use_liger_kernel=True` changes the student's kernels but not the teacher's, so their log-probs differ "
-                "where they must not. Use the Hub kernels: `model_init_kwargs={'use_kernels': True}`."
+                "`use_liger_kernel=True` changes the student's kernels but not the teacher's, so their log-probs "
+                "differ where they must not. Use the Hub kernels: `model_init_kwargs={'use_kernels': True}`."
             )
         if self.loss_type in ROW_MEAN_LOSSES and (self.entropy_coef != 0.0 or self.use_adaptive_entropy):
             raise ValueError(
-                f"`loss_type={self.loss_type!r}` divides by rows; taking rows without a signal out of that divisor would "
-                "rescale the entropy bonus as well. Use `loss_type='dapo'` together with an entropy bonus."
+                f"`loss_type={self.loss_type!r}` divides by rows; taking rows without a signal out of that divisor "
+                "would rescale the entropy bonus as well. Use `loss_type='dapo'` together with an entropy bonus."
             )
         if self.feedback_timeout >= self.ddp_timeout:
             raise ValueError(
-                f"`feedback_timeout` ({self.feedback_timeout:g} s) must stay below `ddp_timeout` ({self.ddp_timeout} s), "
-                "or the process group gives up while one process still waits for its judge."
+                f"`feedback_timeout` ({self.feedback_timeout:g} s) must stay below `ddp_timeout` ({self.ddp_timeout} "
+                "s), or the process group gives up while one process still waits for its judge."
             )
         biased = [name for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None)) if getattr(self, name) != off]
         if self.repetition_penalty != 1.0:

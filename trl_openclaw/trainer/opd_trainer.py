@@ -20,7 +20,7 @@ from ..losses import combine_advantages, gap_statistics, opd_advantages, token_g
 from ..next_states.base import NextStateProvider
 from ..rewards import HindsightReward
 from ..scoring import TeacherRow, TokenScorer
-from ..teachers import LiveTeacher, Teacher
+from ..teachers import LiveTeacher, LocalTeacher, Teacher
 from ..types import Feedback
 from .build_teacher import build_teacher, copy_initial_weights
 from .guard import FailureGuard, check_services
@@ -107,6 +107,7 @@ class OPDTrainer(SeamGRPOTrainer):
             }"""),
     }
     config_class = OPDConfig
+    teacher: Teacher | None = None
     extra_columns = ("privileged_context", "next_state")
 
     def __init__(
@@ -170,7 +171,6 @@ class OPDTrainer(SeamGRPOTrainer):
             self.processing_class.pad_token_id,
             args.teacher_batch_size or args.per_device_train_batch_size,
         )
-        self.teacher: Teacher | None = None
         if self.opd_weight:
             fresh_adapter = kwargs.get("peft_config") is not None
             self.teacher = build_teacher(
@@ -189,8 +189,8 @@ class OPDTrainer(SeamGRPOTrainer):
             return cls.config_class(f"{name.split('/')[-1]}-{cls._name}")
         if not isinstance(args, cls.config_class):
             raise TypeError(
-                f"{cls.__name__} takes a `{cls.config_class.__name__}`, got `{type(args).__name__}`. It has every field "
-                "of `GRPOConfig`, so only the class name changes."
+                f"{cls.__name__} takes a `{cls.config_class.__name__}`, got `{type(args).__name__}`. It has every "
+                "field of `GRPOConfig`, so only the class name changes."
             )
         return args
 
@@ -215,13 +215,13 @@ class OPDTrainer(SeamGRPOTrainer):
             )
         if self.opd_weight and self.uses_virtual_tokens:
             raise ValueError(
-                "Prompt-learning adapters put virtual tokens before the padding, so a teacher with a longer prompt would "
-                "not score the same positions. Use LoRA."
+                "Prompt-learning adapters put virtual tokens before the padding, so a teacher with a longer prompt "
+                "would not score the same positions. Use LoRA."
             )
         if self.loss_type in ROW_MEAN_LOSSES and self.uses_router_aux_loss:
             raise ValueError(
-                f"`loss_type={self.loss_type!r}` divides by rows; taking rows without a signal out of that divisor would "
-                "rescale the router loss as well. Use `loss_type='dapo'` or `router_aux_loss_coef=0`."
+                f"`loss_type={self.loss_type!r}` divides by rows; taking rows without a signal out of that divisor "
+                "would rescale the router loss as well. Use `loss_type='dapo'` or `router_aux_loss_coef=0`."
             )
 
     def train(self, *args: Any, **kwargs: Any):
@@ -238,6 +238,7 @@ class OPDTrainer(SeamGRPOTrainer):
 
     def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
         rollout, self._rollout = self._rollout, None
+        assert rollout is not None, "TRL scores completions before it returns them"
         if self.judge is None:
             self.drop_metrics("rewards/judge/mean", "rewards/judge/std")
         elif self.mode == "train":
@@ -245,10 +246,10 @@ class OPDTrainer(SeamGRPOTrainer):
         row_advantages, has_score = self.row_advantages(batch, rollout)
         batch["row_advantages"] = row_advantages
         signal = has_score
-        if self.opd_weight:
+        if self.teacher is not None:
             self._run_self_test_once(batch, rollout)
             hinted = self._hint_rows(inputs, batch, rollout)
-            self._add_teacher_scores(batch, rollout, hinted)
+            self._add_teacher_scores(self.teacher, batch, rollout, hinted)
             self._record_hints(hinted)
             signal = signal | batch["hint_mask"]
         self._keep_rows(batch, signal)
@@ -297,11 +298,16 @@ class OPDTrainer(SeamGRPOTrainer):
             return row.get("privileged_context") or None
         return None
 
-    def _add_teacher_scores(self, batch: dict[str, Any], rollout: Rollout, hinted: list[HintedRow]) -> None:
+    def _add_teacher_scores(self, teacher: Teacher, batch: dict[str, Any], rollout: Rollout, hinted: list[HintedRow]) -> None:
         """Add `teacher_per_token_logps` `(B, T)`, NaN where there is none, and `hint_mask` `(B,)`."""
-        kept = [i for i, row in enumerate(hinted) if row.prompt_ids is not None]
+        rows = {
+            i: TeacherRow(row.prompt_ids, rollout.completion_ids[i])
+            for i, row in enumerate(hinted)
+            if row.prompt_ids is not None
+        }
+        kept = list(rows)
         started = time.perf_counter()
-        scores = self.teacher.score([TeacherRow(hinted[i].prompt_ids, rollout.completion_ids[i]) for i in kept])
+        scores = teacher.score(list(rows.values()))
         self.record_metric("teacher/seconds", time.perf_counter() - started)
         shape = batch["completion_ids"].shape
         teacher_logps = torch.full(shape, float("nan"), device=batch["completion_ids"].device)
@@ -351,7 +357,7 @@ class OPDTrainer(SeamGRPOTrainer):
         if self._self_tested:
             return
         teacher = self.teacher
-        if not (getattr(teacher, "same_weights_at_start", False) and self.state.global_step == 0):
+        if not (isinstance(teacher, LocalTeacher) and teacher.same_weights_at_start and self.state.global_step == 0):
             teacher = LiveTeacher(self, self.scorer)
         result = run_self_test(self, teacher, batch, rollout.prompts, self.args.self_test_tolerance)
         self._self_tested = True

@@ -98,9 +98,9 @@ def _explain(trainer, teacher, result: SelfTestResult, sampled, rendered) -> str
         if a != b:
             at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             causes.append(
-                f"template or tokenizer: rendering the prompt of row {row} again gives {len(b)} ids where {len(a)} were "
-                f"sampled from, first different at position {at}. Check `chat_template_kwargs`, the chat template and, "
-                "with a `rollout_func`, how it renders prompts"
+                f"template or tokenizer: rendering the prompt of row {row} again gives {len(b)} ids where {len(a)} "
+                f"were sampled from, first different at position {at}. Check `chat_template_kwargs`, the chat template "
+                "and, with a `rollout_func`, how it renders prompts"
             )
             break
     dropout = max((m.p for m in trainer.model.modules() if isinstance(m, nn.Dropout)), default=0.0)
