@@ -20,18 +20,21 @@ export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() 
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: demo test lint clean help
+.PHONY: demo model test lint clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   train SmolLM2-135M to answer in one short sentence, from its user's reactions"
+	@echo "make model  fetch the demo's model alone, to runs/models"
 	@echo "make test   run the test suite"
 	@echo "make lint   check style and types"
 	@echo "make clean  remove .venv and what the tools left behind"
 
-demo: $(STAMPS)/demo
-	$(BIN)/python recipes/demo/smollm2.py
-	$(BIN)/accelerate launch --config_file accelerate_configs/single.yaml recipes/opd.py --config recipes/configs/demo.yaml
+demo: model
+	$(BIN)/accelerate launch recipes/opd.py --config recipes/configs/demo.yaml
+
+model: $(STAMPS)/demo
+	$(BIN)/python recipes/demo/smollm2.py --link runs/models/SmolLM2-135M-Instruct
 
 test: $(STAMPS)/test
 	$(BIN)/python recipes/demo/smollm2.py

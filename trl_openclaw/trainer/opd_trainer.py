@@ -2,7 +2,6 @@
 
 import copy
 import textwrap
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,13 +131,13 @@ class OPDTrainer(SeamGRPOTrainer):
         self.judge = judge
         self.next_state = next_state
         check_columns(train_dataset, eval_dataset, kwargs.get("environment_factory"))
-        self.hint_source = (
-            resolve_hint_source(args.hint_source, judge, teacher_model, train_dataset) if self.opd_weight else "none"
-        )
         user_rewards = (
             [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         )
         self._check_signals(judge, user_rewards)
+        self.hint_source = (
+            resolve_hint_source(args.hint_source, judge, teacher_model, train_dataset) if self.opd_weight else "none"
+        )
         self.feedback = HindsightReward(
             judge,
             next_state,
@@ -298,7 +297,9 @@ class OPDTrainer(SeamGRPOTrainer):
             return row.get("privileged_context") or None
         return None
 
-    def _add_teacher_scores(self, teacher: Teacher, batch: dict[str, Any], rollout: Rollout, hinted: list[HintedRow]) -> None:
+    def _add_teacher_scores(
+        self, teacher: Teacher, batch: dict[str, Any], rollout: Rollout, hinted: list[HintedRow]
+    ) -> None:
         """Add `teacher_per_token_logps` `(B, T)`, NaN where there is none, and `hint_mask` `(B,)`."""
         rows = {
             i: TeacherRow(row.prompt_ids, rollout.completion_ids[i])
@@ -306,9 +307,8 @@ class OPDTrainer(SeamGRPOTrainer):
             if row.prompt_ids is not None
         }
         kept = list(rows)
-        started = time.perf_counter()
-        scores = teacher.score(list(rows.values()))
-        self.record_metric("teacher/seconds", time.perf_counter() - started)
+        with self.timed("teacher/seconds"):
+            scores = teacher.score(list(rows.values()))
         shape = batch["completion_ids"].shape
         teacher_logps = torch.full(shape, float("nan"), device=batch["completion_ids"].device)
         hint_mask = torch.zeros(shape[0], dtype=torch.bool, device=teacher_logps.device)

@@ -1,0 +1,243 @@
+"""What comes in wrong: a clear error before training, or a counted skip while it goes on."""
+
+import threading
+
+import pytest
+import torch
+from datasets import Dataset
+from stub_chat_server import Reply
+from tiny import tiny_llama, tiny_tokenizer
+from trainer_harness import (
+    SETTINGS,
+    ScriptedTeacher,
+    always_replies,
+    batches_of,
+    judge_that,
+    logged,
+    make_trainer,
+    prompts,
+    snapshot,
+)
+from trl import GRPOConfig
+
+from trl_openclaw import (
+    CombineTrainer,
+    LLMJudge,
+    OPDTrainer,
+    RuleJudge,
+)
+from trl_openclaw.errors import JudgeUnavailableError, VocabularyMismatchError
+
+
+class TestConstruction:
+    def test_dataset_without_prompt(self, tmp_path):
+        data = Dataset.from_list([{"question": "hi", "answer": "yo"}])
+        with pytest.raises(ValueError, match=r"`train_dataset` needs a column `prompt`.*it has 'question', 'answer'"):
+            make_trainer(tmp_path, data=data)
+        with pytest.raises(ValueError, match=r"`eval_dataset` needs a column `prompt`"):
+            make_trainer(tmp_path, eval_dataset=data)
+
+    def test_nothing_the_teacher_could_know(self, tmp_path):
+        with pytest.raises(ValueError, match=r"Pass a `judge` .* `privileged_context` \(OPCD\), or a `teacher_model`"):
+            make_trainer(tmp_path, judge=None)
+
+    def test_two_sources_of_hints(self, tmp_path):
+        data = Dataset.from_list([{"prompt": [{"role": "user", "content": "hi"}], "privileged_context": "4"}])
+        with pytest.raises(ValueError, match="set `hint_source` to 'judge' or 'privileged_context'"):
+            make_trainer(tmp_path, data=data)
+
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("judge", "needs a `judge`"),
+            ("privileged_context", "needs a dataset column"),
+            ("none", "needs a `teacher_model`"),
+        ],
+    )
+    def test_a_source_that_is_not_there(self, tmp_path, source, message):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(tmp_path, judge=None, config={"hint_source": source})
+
+    def test_combine_without_anything_to_reward(self, tmp_path):
+        with pytest.raises(ValueError, match="pass a `judge` or `reward_funcs`, or use `OPDTrainer`"):
+            make_trainer(tmp_path, CombineTrainer, judge=None)
+
+    def test_a_plain_grpo_config(self, tmp_path):
+        with pytest.raises(TypeError, match="takes a `OPDConfig`, got `GRPOConfig`"):
+            OPDTrainer(
+                tiny_llama(), args=GRPOConfig(output_dir=str(tmp_path), **SETTINGS), train_dataset=prompts(),
+                processing_class=tiny_tokenizer(), judge=judge_that(),
+            )  # fmt: skip
+
+    def test_prompt_learning_adapters(self, tmp_path):
+        from peft import PromptTuningConfig
+
+        with pytest.raises(ValueError, match=r"virtual tokens .* Use LoRA"):
+            make_trainer(tmp_path, peft_config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+
+
+class TestTeacherVocabulary:
+    def save(self, folder, tokenizer, **model):
+        tiny_llama(**model).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    def test_other_tokens(self, tmp_path):
+        other = tiny_tokenizer()
+        other.add_tokens(["<extra>"])
+        folder = self.save(tmp_path / "teacher", other, vocab_size=260)
+        with pytest.raises(
+            VocabularyMismatchError, match=r"1 tokens differ.*'<extra>' is None for the student and 259"
+        ):
+            make_trainer(tmp_path, judge=None, teacher_model=folder)
+
+    def test_same_tokens_other_ids(self, tmp_path):
+        swapped = tiny_tokenizer()
+        vocab = {**swapped.get_vocab()}
+        swapped.get_vocab = lambda: {**vocab, "a": vocab["b"], "b": vocab["a"]}
+        with pytest.raises(VocabularyMismatchError, match="2 tokens differ"):
+            make_trainer(tmp_path, judge=None, teacher_model=tiny_llama(1), teacher_processing_class=swapped)
+
+    def test_too_small_an_embedding(self, tmp_path):
+        with pytest.raises(VocabularyMismatchError, match="embeds 200 tokens but ids reach 258"):
+            make_trainer(
+                tmp_path, judge=None, teacher_model=tiny_llama(1, vocab_size=200, pad_token_id=1, eos_token_id=2),
+                teacher_processing_class=tiny_tokenizer(),
+            )  # fmt: skip
+
+    def test_a_larger_padded_embedding_is_fine(self, tmp_path):
+        teacher = tiny_llama(1, vocab_size=320)
+        make_trainer(tmp_path, judge=None, teacher_model=teacher, teacher_processing_class=tiny_tokenizer()).train()
+
+    def test_no_tokenizer_to_compare(self, tmp_path):
+        folder = tmp_path / "teacher"
+        tiny_llama(1).save_pretrained(folder)
+        with pytest.raises(VocabularyMismatchError, match="Pass `teacher_processing_class`"):
+            make_trainer(tmp_path, judge=None, teacher_model=str(folder))
+
+
+class TestJudge:
+    def test_unreachable_judge_is_found_before_training(self, tmp_path, dead_url):
+        trainer = make_trainer(tmp_path, judge=LLMJudge("m", dead_url))
+        with pytest.raises(JudgeUnavailableError, match=dead_url):
+            trainer.train()
+        assert trainer.state.global_step == 0
+
+    def test_failing_half_the_time_is_counted_and_training_goes_on(self, tmp_path):
+        calls, lock = iter(range(1 << 20)), threading.Lock()
+
+        def flaky(turn):
+            with lock:
+                if next(calls) % 2:
+                    raise RuntimeError("down again")
+            return -1, "Be brief."
+
+        trainer = make_trainer(tmp_path, judge=RuleJudge(flaky), config={"max_steps": 4})
+        before = snapshot(trainer.model)
+        trainer.train()
+        assert trainer.state.global_step == 4
+        assert logged(trainer, "feedback/failed/judge_failed") == [0.5] * 4
+        assert logged(trainer, "hint/dropped/no_feedback") == [0.5] * 4
+        assert any((before[n] != p).any() for n, p in trainer.model.named_parameters())
+
+    def test_failing_always_stops_with_one_message(self, tmp_path):
+        def broken(turn):
+            raise RuntimeError("the judge has left")
+
+        trainer = make_trainer(tmp_path, judge=RuleJudge(broken), config={"max_steps": 9})
+        with pytest.raises(JudgeUnavailableError, match=r"4 of 4 turns, for 2 batches in a row.*the judge has left"):
+            trainer.train()
+        assert trainer.state.global_step == 1
+
+    def test_one_good_batch_resets_the_count(self, tmp_path):
+        calls = iter(range(1 << 20))
+
+        async def judge(turn):
+            if next(calls) // 4 % 2 == 0:
+                raise RuntimeError("a bad batch")
+            return await judge_that()(turn)
+
+        trainer = make_trainer(tmp_path, judge=judge, config={"max_steps": 4})
+        trainer.train()
+        assert logged(trainer, "feedback/failed/judge_failed") == [1.0, 0.0, 1.0, 0.0]
+
+    def test_garbage_verdicts_are_counted_by_kind_over_http(self, tmp_path, chat_server):
+        chat_server.script = lambda body: Reply(text="I would say it was quite good, 7 out of 10.")
+        trainer = make_trainer(
+            tmp_path, judge=LLMJudge(chat_server.models[0], chat_server.base_url, num_votes=2),
+            config={"judge_failure_patience": 5},
+        )  # fmt: skip
+        trainer.train()
+        assert logged(trainer, "judge/vote_failed/unparseable") == [1.0]
+        assert logged(trainer, "hint/accepted") == [0.0]
+
+    def test_a_next_state_that_never_comes_times_out(self, tmp_path):
+        import asyncio
+
+        async def never(turn, row):
+            await asyncio.Event().wait()
+
+        trainer = make_trainer(tmp_path, next_state=never, config={"feedback_timeout": 0.2})
+        trainer.train()
+        assert logged(trainer, "feedback/failed/next_state_timeout") == [1.0]
+
+
+class TestRows:
+    def test_hinted_prompt_too_long_is_dropped_and_counted(self, tmp_path):
+        model = tiny_llama(max_position_embeddings=64)
+        trainer = make_trainer(tmp_path, model=model, judge=judge_that(hint="long " * 20))
+        trainer.train()
+        assert logged(trainer, "hint/dropped/too_long") == [1.0]
+
+    def test_no_user_message_to_carry_the_hint(self, tmp_path):
+        data = Dataset.from_list([{"prompt": [{"role": "system", "content": "Speak."}]}] * 4)
+        trainer = make_trainer(tmp_path, data=data)
+        trainer.train()
+        assert logged(trainer, "hint/dropped/no_user_message") == [1.0]
+
+    def test_empty_completions_are_skipped_and_counted(self, tmp_path):
+        def rollout(prompts, trainer):
+            ids = trainer.tokenize_prompts(prompts)
+            found = [[] if i % 2 else [65, 66, 256] for i in range(len(prompts))]
+            return {"prompt_ids": ids, "completion_ids": found, "logprobs": [[-1.0] * len(ids) for ids in found]}
+
+        teacher = ScriptedTeacher(lambda row: [-1.0] * len(row.completion_ids))
+        trainer = make_trainer(tmp_path, CombineTrainer, teacher_model=teacher, rollout_func=rollout)
+        batches = batches_of(trainer)
+        trainer.train()
+        assert logged(trainer, "hint/dropped/empty_completion") == [0.5]
+        assert batches[0]["tool_mask"].any(1).tolist() == [True, False, True, False]
+        assert [list(row.completion_ids) for row in teacher.rows] == [[65, 66, 256]] * 2
+
+    def test_truncated_completions_are_out_everywhere_when_masked(self, tmp_path):
+        trainer = make_trainer(
+            tmp_path, CombineTrainer, config={"mask_truncated_completions": True, "max_completion_length": 3}
+        )
+        batches = batches_of(trainer)
+        trainer.train()
+        truncated = ~(batches[0]["completion_ids"] == 256).any(1)
+        assert truncated.any()
+        assert not (batches[0]["completion_mask"] * batches[0]["tool_mask"])[truncated].any()
+        assert logged(trainer, "hint/dropped/masked_completion") == [truncated.float().mean().item()]
+
+    def test_no_next_state_is_no_feedback_at_all(self, tmp_path):
+        async def silence(turn, row):
+            return None
+
+        trainer = make_trainer(tmp_path, next_state=silence)
+        trainer.train()
+        assert logged(trainer, "next_state/missing") == [1.0]
+        assert logged(trainer, "hint/dropped/no_hint") == [1.0]
+
+    def test_stock_warning_about_unrewarded_rows_does_not_print_what_users_wrote(self, tmp_path, caplog):
+        make_trainer(tmp_path, judge=judge_that(score=None), next_state=always_replies).train()
+        assert "Shorter, please." not in caplog.text
+        assert "returned None" not in caplog.text
+
+
+def test_a_teacher_that_answers_with_nan_is_absent(tmp_path):
+    teacher = ScriptedTeacher(lambda row: [float("nan")] * len(row.completion_ids))
+    trainer = make_trainer(tmp_path, judge=None, next_state=None, teacher_model=teacher)
+    before = snapshot(trainer.model)
+    trainer.train()
+    assert all(torch.equal(before[n], p) for n, p in trainer.model.named_parameters())

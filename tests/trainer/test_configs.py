@@ -1,0 +1,91 @@
+"""Settings that cannot be honoured are refused, naming the field and what to use instead."""
+
+import dataclasses
+
+import pytest
+from trainer_harness import SETTINGS
+from trl import GRPOConfig
+
+from trl_openclaw import CombineConfig, OPDConfig
+
+
+def build(tmp_path, config_class=CombineConfig, **settings):
+    return config_class(output_dir=str(tmp_path), **{**SETTINGS, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"importance_sampling_level": "sequence"}, "Use `importance_sampling_level='token'`"),
+        ({"loss_type": "vespo"}, "destroys token-level credit. Use `loss_type='dapo'`"),
+        ({"use_liger_kernel": True}, "use_kernels"),
+        ({"teacher": "emma"}, "`teacher` must be one of frozen, live, got 'emma'"),
+        ({"hint_source": "oracle"}, "`hint_source` must be one of auto, judge, privileged_context, none"),
+        ({"hint_placement": "assistant"}, "`hint_placement` must be one of user, system"),
+        ({"hint_template": "no place for it"}, "{hint}"),
+        ({"logp_gap_clip": 0.0}, "`logp_gap_clip` must be greater than 0 or None, got 0.0"),
+        ({"logp_gap_clip": -1.0}, "`logp_gap_clip` must be greater than 0"),
+        ({"self_test_tolerance": 0.0}, "`self_test_tolerance` must be greater than 0"),
+        ({"teacher_batch_size": 0}, "`teacher_batch_size` must be greater than 0"),
+        ({"feedback_timeout": 0.0}, "`feedback_timeout` must be greater than 0, got"),
+        ({"feedback_timeout": 1800.0}, "must stay below `ddp_timeout`"),
+        ({"feedback_concurrency": 0}, "`feedback_concurrency` must be at least 1"),
+        ({"judge_failure_patience": 0}, "`judge_failure_patience` must be at least 1"),
+        ({"judge_failure_limit": 0.0}, "`judge_failure_limit` must lie in (0, 1]"),
+        ({"judge_failure_limit": 1.5}, "`judge_failure_limit` must lie in (0, 1]"),
+        ({"teacher": "live", "teacher_model_name_or_path": "x"}, "name two teachers"),
+        ({"loss_type": "grpo", "entropy_coef": 0.01}, "Use `loss_type='dapo'` together with an entropy bonus"),
+        ({"reward_baseline": "batch"}, "`reward_baseline` must be one of none, group"),
+        ({"rl_weight": -1.0}, "must not be negative"),
+        ({"rl_weight": 0.0, "opd_weight": 0.0}, "nothing to train on"),
+        ({"reward_baseline": "group", "num_generations": 1}, "compares the completions of one prompt"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "Use `reward_baseline='group'`"),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_refused(tmp_path, settings, message):
+    with pytest.raises(ValueError) as error:
+        build(tmp_path, **settings)
+    assert message in str(error.value)
+
+
+def test_one_generation_is_accepted_and_stays_a_plain_number(tmp_path):
+    config = build(tmp_path, OPDConfig, num_generations=1, per_device_train_batch_size=1)
+    assert type(config.num_generations) is int
+    assert config.num_generations == 1
+
+
+def test_grpos_own_checks_still_run_with_one_generation(tmp_path):
+    with pytest.raises(ValueError, match="vllm_importance_sampling_clip_min"):
+        build(tmp_path, num_generations=1, vllm_importance_sampling_clip_min=5.0)
+    with pytest.raises(ValueError, match="divisible"):
+        build(tmp_path, OPDConfig, num_generations=3)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}, {"repetition_penalty": 1.1}], ids=str
+)
+def test_sampling_that_biases_the_ratio_warns(tmp_path, settings):
+    with pytest.warns(UserWarning, match=f"`{next(iter(settings))}`.*biases the ratio"):
+        build(tmp_path, **settings)
+
+
+def test_every_field_of_grpo_is_there_and_only_the_documented_defaults_differ(tmp_path):
+    ours = {f.name: f.default for f in dataclasses.fields(CombineConfig)}
+    differing = {f.name for f in dataclasses.fields(GRPOConfig) if ours[f.name] != f.default}
+    assert differing == {"learning_rate", "epsilon_high", "disable_dropout", "vllm_importance_sampling_mode"}
+
+
+def test_every_field_has_help_and_a_line_in_the_docstring():
+    for config_class in (OPDConfig, CombineConfig):
+        inherited = {
+            f.name
+            for base in config_class.__mro__[1:]
+            if dataclasses.is_dataclass(base)
+            for f in dataclasses.fields(base)
+        }
+        for field in dataclasses.fields(config_class):
+            if field.name not in inherited:
+                assert field.metadata["help"], field.name
+                assert f"{field.name} (`" in config_class.__doc__, field.name
