@@ -1,0 +1,81 @@
+"""Two real processes over gloo: no rank may wait for another one for ever, and the numbers are those of one process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+ROOT = Path(__file__).parents[2]
+
+
+def launch(scenario: str, folder: Path, processes: int = 2) -> list[dict]:
+    """Run a scenario; a hang becomes a failure by the time limit."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no"]
+    command += ["--dynamo_backend", "no", "--num_processes", str(processes)]
+    if processes > 1:  # accelerate's name for "start them with torchrun"; the script itself asks for the CPU
+        command += ["--multi_gpu", "--main_process_port", "0"]
+    result = subprocess.run(
+        [*command, str(SCRIPT), scenario, str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    found = [folder / f"rank{rank}.json" for rank in range(processes)]
+    assert all(path.exists() for path in found), result.stderr[-3000:]
+    return [json.loads(path.read_text()) for path in found]
+
+
+@pytest.mark.parametrize("scenario", ["one rank without hints", "uneven lengths", "combine", "lora"])
+def test_ranks_stay_in_step(tmp_path, scenario):
+    first, second = launch(scenario, tmp_path)
+    assert first["error"] is None
+    assert second["error"] is None
+    assert len(first["losses"]) == 2
+    assert first["weights"] == pytest.approx(second["weights"], rel=1e-12)  # the same step was taken everywhere
+    for a, b, total in zip(first["active_tokens"], second["active_tokens"], first["num_items"], strict=True):
+        assert a + b == total
+    if scenario == "one rank without hints":
+        assert second["active_tokens"] == [0, 0]
+        assert second["losses"] == [0.0, 0.0]
+        assert first["log"][0]["hint/accepted"] == 0.5
+
+
+def test_an_empty_hint_batch_on_all_ranks(tmp_path):
+    first, second = launch("no hints at all", tmp_path)
+    assert first["losses"] == second["losses"] == [0.0, 0.0]
+
+
+def test_a_judge_that_fails_on_one_rank_is_counted_and_training_goes_on(tmp_path):
+    first, second = launch("judge broken on one rank", tmp_path)
+    assert first["error"] is None
+    assert second["error"] is None
+    assert [entry["feedback/failed/judge_failed"] for entry in first["log"]] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [("judge broken everywhere", "8 of 8 turns, for 2 batches in a row"), ("judge unreachable", "127.0.0.1:9")],
+)
+def test_all_ranks_stop_together_with_the_same_message(tmp_path, scenario, message):
+    first, second = launch(scenario, tmp_path)
+    assert message in first["error"]
+    assert first["error"] == second["error"]
+
+
+def test_two_processes_train_like_one(tmp_path):
+    """The same global batch gives the same loss, and the same weights after two steps."""
+    one = launch("by prompt", tmp_path / "one", processes=1)[0]
+    first, second = launch("by prompt", tmp_path / "two")
+    assert 0 < one["num_items"][0] < 8 * 6  # some rows have no hint
+    assert first["num_items"] == second["num_items"] == one["num_items"]
+    for a, b, whole in zip(first["losses"], second["losses"], one["losses"], strict=True):
+        assert (a + b) / 2 == pytest.approx(whole, abs=1e-5)
+    assert first["weights"] == pytest.approx(one["weights"], rel=1e-6)

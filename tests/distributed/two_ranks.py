@@ -1,0 +1,111 @@
+"""Run by `test_two_processes.py` under `accelerate launch` with two processes: one scenario, its numbers as JSON."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from tiny import tiny_llama
+from trainer_harness import always_replies, batches_of, judge_that, make_trainer
+
+from trl_openclaw import CombineTrainer, LLMJudge, OPDTrainer, Verdict, Vote
+from trl_openclaw.errors import OpenClawError
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def hints_on_rank_zero_only(turn):
+    return Verdict.from_votes([Vote(score=-1, hint="Be brief." if RANK == 0 else None)])
+
+
+async def judge_of_rank_zero(turn):
+    return hints_on_rank_zero_only(turn)
+
+
+async def judge_broken_on_rank_one(turn):
+    if RANK == 1:
+        raise RuntimeError("down on rank 1")
+    return hints_on_rank_zero_only(turn)
+
+
+async def judge_broken(turn):
+    raise RuntimeError(f"down on rank {RANK}")
+
+
+def uneven_rollout(prompts, trainer):
+    """Long completions on rank 0, short ones on rank 1."""
+    ids = trainer.tokenize_prompts(prompts)
+    length = 6 if RANK == 0 else 1
+    found = [[65 + i] * length + [256] for i in range(len(prompts))]
+    return {"prompt_ids": ids, "completion_ids": found, "logprobs": [[-1.0] * len(row) for row in found]}
+
+
+def rollout_by_prompt(prompts, trainer):
+    """Completions that depend on the prompt alone, not on who samples."""
+    ids = trainer.tokenize_prompts(prompts)
+    found = [[65 + len(row) % 26] * (len(row) % 5 + 1) + [256] for row in ids]
+    return {"prompt_ids": ids, "completion_ids": found, "logprobs": [[-1.0] * len(row) for row in found]}
+
+
+async def judge_by_prompt(turn):
+    """A hint for every other length of prompt."""
+    hinted = len(turn.prompt[0]["content"]) // 2 % 2
+    return Verdict.from_votes([Vote(score=-1, hint="Be brief." if hinted else None)])
+
+
+SCENARIOS = {
+    "by prompt": {"judge": judge_by_prompt, "rollout_func": rollout_by_prompt},
+    "one rank without hints": {"judge": judge_of_rank_zero},
+    "no hints at all": {"judge": judge_that(hint=None)},
+    "uneven lengths": {"judge": judge_that(), "rollout_func": uneven_rollout},
+    "judge broken on one rank": {"judge": judge_broken_on_rank_one},
+    "judge broken everywhere": {"judge": judge_broken},
+    "judge unreachable": {"judge": LLMJudge("m", "http://127.0.0.1:9/v1")},
+    "combine": {"judge": judge_of_rank_zero, "trainer_class": CombineTrainer},
+    "lora": {"judge": judge_of_rank_zero, "lora": True},
+}
+
+
+def main(scenario: str, folder: str) -> None:
+    options = dict(SCENARIOS[scenario])
+    if options.pop("lora", False):
+        from peft import LoraConfig
+
+        options["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    trainer = make_trainer(
+        folder,
+        options.pop("trainer_class", OPDTrainer),
+        model=tiny_llama(),
+        next_state=always_replies,
+        # The same global batch whatever the number of processes.
+        config={"max_steps": 2, "per_device_train_batch_size": 8 // world, "feedback_timeout": 60.0, "seed": 3},
+        **options,
+    )
+    batches = batches_of(trainer)
+    losses = []
+    step = trainer.training_step
+    trainer.training_step = lambda *args, **kwargs: losses.append(step(*args, **kwargs)) or losses[-1]
+    error = None
+    try:
+        trainer.train()
+    except OpenClawError as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    result = {
+        "rank": RANK,
+        "error": error,
+        "losses": [loss.item() for loss in losses],
+        "num_items": [batch["num_items_in_batch"].item() for batch in batches],
+        "active_tokens": [int((b["completion_mask"] * b["tool_mask"]).sum()) for b in batches],
+        "weights": sum(p.double().abs().sum().item() for p in trainer.model.parameters()),
+        "log": [entry for entry in trainer.state.log_history if "loss" in entry],
+    }
+    Path(folder, f"rank{RANK}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(*sys.argv[1:])
