@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
@@ -39,17 +39,24 @@ class StepTimer(TrainerCallback):
         self.split: dict[str, list[float]] = {name: [] for name in SPLIT}
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.started = time.perf_counter()
+        self.started = now()
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step > 1:  # the first step warms up
-            self.seconds.append(time.perf_counter() - self.started)
+            self.seconds.append(now() - self.started)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.global_step > 1:
             for name, key in SPLIT.items():
                 if key in (logs or {}):
                     self.split[name].append(logs[key])
+
+
+def now() -> float:
+    """The time once a GPU has done all that was asked of it so far."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 async def reply(turn, row):
@@ -84,6 +91,7 @@ def run(kind: str, model: str, args: argparse.Namespace, timer: StepTimer, folde
         trainer = GRPOTrainer(model, varied_reward, GRPOConfig(**settings), data)
     else:
         trainer = OPDTrainer(model, None, OPDConfig(**settings), data, judge=OutcomeJudge(), next_state=reply)
+    trainer.pop_callback(PrinterCallback)
     trainer.add_callback(timer)
     trainer.train()
 

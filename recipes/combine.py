@@ -11,7 +11,7 @@ Unlike GRPO the score is the advantage as it is (`reward_baseline: none`); `grou
 from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_openclaw import CombineConfig, CombineTrainer
-from trl_openclaw.recipe import FeedbackArguments, make_recipe_parser, run_recipe
+from trl_openclaw.recipe import FeedbackArguments, make_recipe_parser, parse_recipe_args, run_recipe
 
 
 def make_parser(prog: str | None = None):
@@ -30,4 +30,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*make_parser().parse_args_and_config(fail_with_unknown_args=False))
+    main(*parse_recipe_args(make_parser()))

@@ -13,7 +13,7 @@ Unlike GRPO there is no reward and no group: one completion per prompt is enough
 from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_openclaw import OPDConfig, OPDTrainer
-from trl_openclaw.recipe import FeedbackArguments, make_recipe_parser, run_recipe
+from trl_openclaw.recipe import FeedbackArguments, make_recipe_parser, parse_recipe_args, run_recipe
 
 
 def make_parser(prog: str | None = None):
@@ -32,4 +32,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*make_parser().parse_args_and_config(fail_with_unknown_args=False))
+    main(*parse_recipe_args(make_parser()))

@@ -10,7 +10,7 @@ left out of the loss.
 from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_openclaw import CombineConfig, CombineTrainer
-from trl_openclaw.recipe import FeedbackArguments, make_recipe_parser, run_recipe
+from trl_openclaw.recipe import FeedbackArguments, make_recipe_parser, parse_recipe_args, run_recipe
 
 
 def make_parser(prog: str | None = None):
@@ -33,4 +33,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*make_parser().parse_args_and_config(fail_with_unknown_args=False))
+    main(*parse_recipe_args(make_parser()))

@@ -82,6 +82,27 @@ def make_recipe_parser(config_class: type[OPDConfig], prog: str | None = None) -
     return TrlParser((FeedbackArguments, config_class, ModelConfig, DatasetMixtureConfig), prog=prog)
 
 
+def parse_recipe_args(parser: TrlParser) -> tuple[Any, ...]:
+    """The arguments of this process, with those of its `--config` file.
+
+    The file may also hold options of `accelerate launch`, which `trl-openclaw` passes on.
+
+    Raises:
+        ValueError: If the file holds a setting that nobody reads, or the command line an unknown argument.
+    """
+    from accelerate.commands.launch import launch_command_parser
+
+    *parsed, from_file, from_command = parser.parse_args_and_config(
+        return_remaining_strings=True, separate_remaining_strings=True
+    )
+    launcher = {option for action in launch_command_parser()._actions for option in action.option_strings}
+    known = launcher | {"--accelerate_config"}
+    unknown = [option for option in from_file[::2] if option not in known] + list(from_command)
+    if unknown:
+        raise ValueError(f"Nobody reads {', '.join(unknown)}: correct or remove it.")
+    return tuple(parsed)
+
+
 def run_recipe(
     trainer_class: type[OPDTrainer],
     script_args: FeedbackArguments,
@@ -110,8 +131,8 @@ def run_recipe(
         args=training_args,
         judge=judge,
         next_state=build_next_state(script_args, judge),
-        train_dataset=dataset[script_args.dataset_train_split],
-        eval_dataset=dataset[script_args.dataset_test_split] if evaluates else None,
+        train_dataset=_get_split(dataset, script_args.dataset_train_split),
+        eval_dataset=_get_split(dataset, script_args.dataset_test_split) if evaluates else None,
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
     )
@@ -119,10 +140,13 @@ def run_recipe(
         trainer.add_callback(HeldOutReport(trainer, script_args.report_dir))
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model(training_args.output_dir)
-    trainer.create_model_card(dataset_name=script_args.dataset_name)
+    # A folder on this machine is no name that a model card could link to.
+    on_hub = script_args.dataset_name and not Path(_find_dataset(script_args.dataset_name)).exists()
+    hub_dataset = script_args.dataset_name if on_hub else None
+    trainer.create_model_card(model_name=Path(training_args.output_dir).name, dataset_name=hub_dataset)
     trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
     if training_args.push_to_hub:
-        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+        trainer.push_to_hub(dataset_name=hub_dataset)
     return trainer
 
 
@@ -193,11 +217,14 @@ def _load_object(path: str, what: str, names: Any) -> Any:
         )
     sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError) as error:
         raise ValueError(f"`{what}: {path}` cannot be imported: {error}") from error
     finally:
         sys.path.remove(os.getcwd())
+    if isinstance(found, type) or not callable(found):
+        raise ValueError(f"`{what}: {path}` is {found!r}; name a function, or an object that can be called.")
+    return found
 
 
 def _is_async(thing: Any) -> bool:
@@ -224,8 +251,20 @@ def _load_dataset(script_args: FeedbackArguments, dataset_args: DatasetMixtureCo
         return get_dataset(dataset_args)
     if not script_args.dataset_name:
         raise ValueError("Pass `dataset_name` (a Hub name, or a folder with train and test files) or `datasets`.")
-    name = script_args.dataset_name
-    shipped = Path(sys.argv[0]).resolve().parent.parent / name  # a recipe's own data, from any working directory
-    if not Path(name).exists() and shipped.is_dir():
-        name = str(shipped)
-    return load_dataset(name, name=script_args.dataset_config, streaming=script_args.dataset_streaming)
+    name = _find_dataset(script_args.dataset_name)
+    try:
+        return load_dataset(name, name=script_args.dataset_config, streaming=script_args.dataset_streaming)
+    except OSError as error:  # nothing there, or no way to the Hub
+        raise ValueError(f"`dataset_name: {script_args.dataset_name}` cannot be loaded: {error}") from error
+
+
+def _find_dataset(name: str) -> str:
+    """A recipe's own data is found from any working directory."""
+    shipped = Path(sys.argv[0]).resolve().parent.parent / name
+    return str(shipped) if not Path(name).exists() and shipped.is_dir() else name
+
+
+def _get_split(dataset: Any, split: str) -> Any:
+    if split not in dataset:
+        raise ValueError(f"The dataset has no split {split!r}, only {', '.join(dataset)}.")
+    return dataset[split]

@@ -71,7 +71,7 @@ class HeldOutReport(TrainerCallback):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         summary = self.summary(state.global_step)
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        (self.folder / "summary.json").write_text(to_json(summary), encoding="utf-8")
         draw_curve(summary["curve"], self.folder / "learning_curve.png")
         print(self.side_by_side())
         print(
@@ -111,6 +111,12 @@ def satisfied_share(feedbacks: Sequence[Feedback]) -> float:
     told = [f.turn.next_state.satisfied for f in feedbacks if f.turn.next_state is not None]
     known = [satisfied for satisfied in told if satisfied is not None]
     return sum(known) / len(known) if known else float("nan")
+
+
+def to_json(summary: dict[str, Any]) -> str:
+    """Strict JSON, in which what is not known is null: NaN is not part of it."""
+    known = json.loads(json.dumps(summary), parse_constant=lambda name: None)
+    return json.dumps(known, indent=2, allow_nan=False) + "\n"
 
 
 def draw_curve(curve: Sequence[dict[str, float]], path: Path) -> None:

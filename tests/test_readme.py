@@ -1,0 +1,124 @@
+"""The README holds what it says: its commands are run by a test or by CI, its examples compile and its names exist."""
+
+import ast
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+CI = ".ci/run"
+
+COMMANDS = {
+    "make demo": CI,
+    "make test": CI,
+    "make lint": CI,
+    "accelerate launch recipes/opd.py --config recipes/configs/demo.yaml": (
+        "tests/recipes/test_recipes.py::test_demo_reports_before_and_after"
+    ),
+    "accelerate launch recipes/opd.py --config recipes/configs/opd.yaml": (
+        "tests/recipes/test_recipes.py::test_opd_saves_an_adapter_alone"
+    ),
+    "accelerate launch recipes/rl.py --config recipes/configs/rl.yaml": (
+        "tests/recipes/test_recipes.py::test_rl_asks_for_scores_alone"
+    ),
+    "accelerate launch recipes/combine.py --config recipes/configs/combine.yaml": (
+        "tests/recipes/test_recipes.py::test_combine_trains_all_weights_on_both_signals"
+    ),
+    "trl-openclaw combine --config recipes/configs/combine.yaml": (
+        "tests/recipes/test_recipes.py::test_combine_through_our_command"
+    ),
+    "python benchmarks/step_overhead.py": "tests/benchmarks/test_step_overhead.py::test_runs_and_ends_in_json",
+}
+"""A command of the README, and what runs it exactly so (a test may add what makes it small): a test, or CI."""
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    """The fenced code blocks in these languages."""
+    fenced = re.findall(r"^```(\w+)[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [code for language, code in fenced if language in languages]
+
+
+def commands(text: str) -> list[str]:
+    """The commands in shell blocks: without comments and prompts, continued lines joined."""
+    lines = "\n".join(blocks(text, "bash", "sh", "shell", "console")).replace("\\\n", " ").splitlines()
+    words = (shlex.split(re.sub(r"^\s*\$ ", "", line), comments=True) for line in lines)
+    return [shlex.join(found) for found in words if found]
+
+
+def unknown_commands(text: str) -> list[str]:
+    return [command for command in commands(text) if command not in COMMANDS]
+
+
+def unknown_names(code: str) -> list[str]:
+    """What a piece of code imports from this package and does not find there."""
+    missing = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl_openclaw":
+            module = importlib.import_module(node.module)
+            missing += [alias.name for alias in node.names if not hasattr(module, alias.name)]
+    return missing
+
+
+def test_every_command_of_the_readme_is_run():
+    assert commands(README.read_text()), "The README shows no command at all."
+    unknown = unknown_commands(README.read_text())
+    assert not unknown, (
+        f"No test and no CI step is known to run these commands of README.md: {unknown}. Write a test that runs each "
+        "exactly as it stands there, and add it to COMMANDS in tests/test_readme.py."
+    )
+
+
+@pytest.mark.parametrize("command", [command for command, runner in COMMANDS.items() if runner != CI])
+def test_the_test_that_runs_a_command_is_there_and_holds_it(command):
+    path, _, name = COMMANDS[command].partition("::")
+    source = (ROOT / path).read_text()
+    functions = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name]
+    assert functions, f"{COMMANDS[command]} does not exist, but should run {command!r}."
+    code = ast.get_source_segment(source, functions[0])
+    assert f'"{command}"' in code, f"{COMMANDS[command]} does not run {command!r} as it is written."
+
+
+@pytest.mark.parametrize("command", [command for command, runner in COMMANDS.items() if runner == CI])
+def test_ci_runs_the_make_target(command):
+    target = command.removeprefix("make ")
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.search(rf"^{command}\b", (ROOT / CI).read_text(), re.MULTILINE)
+
+
+def test_python_examples_compile_and_their_names_exist():
+    examples = blocks(README.read_text(), "python")
+    assert examples, "The README shows no Python example."
+    for code in examples:
+        compile(code, "README.md", "exec")
+        assert unknown_names(code) == []
+
+
+def test_links_to_files_of_this_repository_lead_somewhere():
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", README.read_text())
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_how_commands_are_read():
+    text = """
+```bash
+$ make demo   # the demo
+
+make test PYTEST_ARGS=-x
+accelerate launch \\
+    recipes/opd.py --config recipes/configs/demo.yaml
+```
+```python
+make nothing
+```
+```bash
+make demo
+```
+"""
+    known = "accelerate launch recipes/opd.py --config recipes/configs/demo.yaml"
+    assert commands(text) == ["make demo", "make test PYTEST_ARGS=-x", known, "make demo"]
+    assert unknown_commands(text) == ["make test PYTEST_ARGS=-x"]
+    assert unknown_names("from trl_openclaw import OPDTrainer, OPDTrainr\nfrom os import nothing") == ["OPDTrainr"]

@@ -1,0 +1,348 @@
+"""What the recipes share: names in a config file become judges, next states and data, or a clear error."""
+
+import asyncio
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trl import DatasetMixtureConfig
+from trl.scripts.utils import DatasetConfig
+
+from trl_openclaw import (
+    PERSONAS,
+    CombineTrainer,
+    FunctionNextState,
+    LLMJudge,
+    LocalJudge,
+    OutcomeJudge,
+    RuleJudge,
+    UserSimulator,
+    cli,
+    recipe,
+)
+from trl_openclaw.recipe import FeedbackArguments, build_judge, build_next_state, parse_recipe_args
+
+MODULE = """
+class Judge:
+    client = None
+    async def __call__(self, turn):
+        ...
+
+judge_object = Judge()
+number = 3
+
+async def judge_coroutine(turn):
+    ...
+
+def rule(turn):
+    return 1
+
+async def user(turn, row):
+    ...
+
+def test_runner(turn, row):
+    return "passed"
+"""
+
+
+def arguments(**settings) -> FeedbackArguments:
+    return FeedbackArguments(**{"dataset_name": "unused", **settings})
+
+
+def assert_one_clear_line(error, *words):
+    message = str(error.value)
+    assert len(message.splitlines()) == 1
+    assert all(word in message for word in words), message
+
+
+@pytest.fixture
+def my_module(tmp_path, monkeypatch):
+    """A module that lies in the working directory and nowhere on the path."""
+    (tmp_path / "my_feedback.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_feedback", raising=False)
+    before = list(sys.path)
+    yield "my_feedback"
+    sys.modules.pop("my_feedback", None)
+    assert sys.path == before
+
+
+# Judges
+
+
+def test_no_judge_is_none():
+    assert build_judge(arguments()) is None
+
+
+def test_llm_judge_takes_every_setting(monkeypatch, chat_server):
+    monkeypatch.setenv("MY_KEY", "secret")
+    judge = build_judge(
+        arguments(
+            judge="llm",
+            judge_model="stub-model",
+            judge_base_url=chat_server.base_url,
+            judge_api_key_env="MY_KEY",
+            judge_num_votes=5,
+            judge_question="separate",
+            judge_max_tokens=99,
+            judge_timeout=7.0,
+        )
+    )
+    assert isinstance(judge, LLMJudge)
+    assert (judge.num_votes, judge.question, judge.max_tokens) == (5, "separate", 99)
+    assert judge.client.timeout == 7.0
+    asyncio.run(judge.client.complete([{"role": "user", "content": "hi"}], max_tokens=5))
+    assert chat_server.requests[0]["model"] == "stub-model"
+    assert chat_server.headers[0]["authorization"] == "Bearer secret"
+
+
+def test_local_judge_takes_its_settings():
+    judge = build_judge(arguments(judge="local", judge_model="folder", judge_num_votes=2, judge_question="separate"))
+    assert isinstance(judge, LocalJudge)
+    assert (judge.num_votes, judge.question, judge.max_tokens) == (2, "separate", 512)
+
+
+def test_outcome_judge():
+    assert isinstance(build_judge(arguments(judge="outcome")), OutcomeJudge)
+
+
+def test_judge_by_dotted_path(my_module):
+    assert build_judge(arguments(judge=f"{my_module}.judge_object")) is sys.modules[my_module].judge_object
+    assert build_judge(arguments(judge=f"{my_module}.judge_coroutine")) is sys.modules[my_module].judge_coroutine
+    rule = build_judge(arguments(judge=f"{my_module}.rule"))
+    assert isinstance(rule, RuleJudge)
+    assert rule.fn is sys.modules[my_module].rule
+
+
+@pytest.mark.parametrize("kind", ["llm", "local"])
+def test_judge_without_its_model(kind):
+    with pytest.raises(ValueError) as error:
+        build_judge(arguments(judge=kind))
+    assert_one_clear_line(error, f"`judge: {kind}`", "`judge_model`")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("lmm", ["llm", "local", "outcome", "dotted path", "'lmm'"]),
+        ("no_such_module.judge", ["no_such_module.judge", "No module named 'no_such_module'"]),
+        ("my_feedback.no_such_judge", ["my_feedback.no_such_judge", "no attribute 'no_such_judge'"]),
+        ("..judge", ["`judge: ..judge`", "cannot be imported"]),
+        ("my_feedback.Judge", ["my_feedback.Judge", "name a function, or an object"]),
+        ("my_feedback.number", ["my_feedback.number", "name a function, or an object"]),
+    ],
+)
+def test_judge_that_is_not_there(my_module, path, words):
+    with pytest.raises(ValueError) as error:
+        build_judge(arguments(judge=path))
+    assert_one_clear_line(error, *words)
+
+
+# Next states
+
+
+def test_no_next_state_is_none():
+    assert build_next_state(arguments(), None) is None
+
+
+@pytest.mark.parametrize("name", list(PERSONAS))
+def test_persona_by_name(name):
+    assert build_next_state(arguments(next_state=name), None) is PERSONAS[name]
+
+
+def test_simulator_asks_the_judges_client():
+    judge = LLMJudge("m", "http://localhost:1/v1")
+    user = build_next_state(arguments(next_state="simulator", persona="I am in a hurry."), judge)
+    assert isinstance(user, UserSimulator)
+    assert user.client is judge.client
+    assert user.persona == "I am in a hurry."
+
+
+def test_next_state_by_dotted_path(my_module):
+    assert build_next_state(arguments(next_state=f"{my_module}.user"), None) is sys.modules[my_module].user
+    provider = build_next_state(arguments(next_state=f"{my_module}.test_runner"), None)
+    assert isinstance(provider, FunctionNextState)
+    assert provider.fn is sys.modules[my_module].test_runner
+
+
+@pytest.mark.parametrize(
+    ("judge", "persona"),
+    [(LLMJudge("m", "http://localhost:1/v1"), None), (OutcomeJudge(), "I am in a hurry."), (None, "I am in a hurry.")],
+)
+def test_simulator_without_persona_or_model(judge, persona):
+    with pytest.raises(ValueError) as error:
+        build_next_state(arguments(next_state="simulator", persona=persona), judge)
+    assert_one_clear_line(error, "`next_state: simulator`", "`persona`", "`llm` or `local`")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("one-sentense", ["one-sentence", "simulator", "dotted path", "'one-sentense'"]),
+        ("no_such_module.user", ["`next_state: no_such_module.user`", "No module named"]),
+    ],
+)
+def test_next_state_that_is_not_there(path, words):
+    with pytest.raises(ValueError) as error:
+        build_next_state(arguments(next_state=path), None)
+    assert_one_clear_line(error, *words)
+
+
+# Model and data
+
+
+@pytest.mark.parametrize("path", ["/no/such/model", "./no-such-model", "runs/models/no-such-model"])
+def test_model_folder_that_does_not_exist(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as error:
+        recipe._check_model_path(path)
+    assert_one_clear_line(error, "`model_name_or_path`", f"no folder {path}", "make model")
+
+
+def test_no_model_at_all():
+    with pytest.raises(ValueError) as error:
+        recipe._check_model_path(None)
+    assert_one_clear_line(error, "`model_name_or_path` is missing")
+
+
+def test_hub_names_and_folders_are_models(tmp_path):
+    recipe._check_model_path("Qwen/Qwen3-1.7B")
+    recipe._check_model_path(str(tmp_path))
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A dataset as files, and a cache of its own."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split, texts in {"train": ["a", "b"], "test": ["c"]}.items():
+        rows = [json.dumps({"prompt": [{"role": "user", "content": text}]}) for text in texts]
+        (folder / f"{split}.jsonl").write_text("\n".join(rows))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    return folder
+
+
+def load(name, **mixture):
+    return recipe._load_dataset(FeedbackArguments(dataset_name=name), DatasetMixtureConfig(**mixture))
+
+
+def test_dataset_from_a_folder(data):
+    dataset = load(str(data))
+    assert {split: len(rows) for split, rows in dataset.items()} == {"train": 2, "test": 1}
+
+
+def test_shipped_data_is_found_from_any_working_directory(data, tmp_path, monkeypatch):
+    script = tmp_path / "recipes" / "opd.py"
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(load("data")["train"]) == 2
+
+
+def test_mixture_of_datasets(data):
+    mixture = [DatasetConfig(path="json", data_files=str(data / f"{split}.jsonl")) for split in ("train", "test")]
+    assert len(load(None, datasets=mixture)["train"]) == 3
+
+
+def test_no_dataset_named():
+    with pytest.raises(ValueError) as error:
+        load(None)
+    assert_one_clear_line(error, "`dataset_name`", "`datasets`")
+
+
+@pytest.mark.parametrize("name", ["no-such-dataset", "someone/no-such-dataset", "/no/such/folder", "empty"])
+def test_dataset_that_is_not_there(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError) as error:
+        load(name)
+    assert_one_clear_line(error, f"`dataset_name: {name}` cannot be loaded")
+
+
+def test_split_that_is_not_there(data):
+    with pytest.raises(ValueError) as error:
+        recipe._get_split(load(str(data)), "validation")
+    assert_one_clear_line(error, "'validation'", "train, test")
+
+
+# Arguments
+
+
+def parse(monkeypatch, name, *argv):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, argv)])
+    return parse_recipe_args(cli.load_recipe(cli.recipes_dir() / f"{name}.py").make_parser())
+
+
+@pytest.mark.parametrize("config", sorted((cli.recipes_dir() / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_setting_of_our_configs_is_read(config, monkeypatch, tmp_path):
+    name = "opd" if config.stem == "demo" else config.stem
+    monkeypatch.chdir(tmp_path)
+    script_args, training_args, model_args, _ = parse(monkeypatch, name, "--config", config, "--use_cpu", "true")
+    assert script_args.dataset_name == "recipes/demo/questions"
+    assert model_args.model_name_or_path
+    assert training_args.output_dir.startswith("runs/")
+    assert f"accelerate launch recipes/{name}.py --config recipes/configs/{config.name}" in config.read_text()
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_a_recipe_opens_with_its_launch_command(name):
+    module = cli.load_recipe(cli.recipes_dir() / f"{name}.py")
+    command, _, config = module.__doc__.split("\n\n")[1].strip().rpartition(" ")
+    assert command == f"accelerate launch recipes/{name}.py --config"
+    assert (cli.recipes_dir().parent / config).is_file()
+
+
+def test_setting_that_nobody_reads_is_refused(monkeypatch, tmp_path):
+    config = tmp_path / "x.yaml"
+    config.write_text("dataset_name: d\noutput_dir: o\nmax_stepz: 2\nnum_processes: 1\naccelerate_config: single\n")
+    with pytest.raises(ValueError) as error:
+        parse(monkeypatch, "opd", "--config", config, "--use_cpu", "true", "--lerning_rate", "1")
+    assert_one_clear_line(error, "--max_stepz", "--lerning_rate")
+    assert "num_processes" not in str(error.value)
+    assert "accelerate_config" not in str(error.value)
+
+
+def test_command_line_comes_before_the_config_file(monkeypatch, tmp_path):
+    config = tmp_path / "x.yaml"
+    config.write_text("dataset_name: d\noutput_dir: o\nmax_steps: 2\nnum_processes: 1\n")
+    _, training_args, *_ = parse(monkeypatch, "opd", "--config", config, "--use_cpu", "true", "--max_steps", 3)
+    assert training_args.max_steps == 3
+
+
+def test_rl_is_combine_without_hints(monkeypatch, tmp_path):
+    argv = ["--dataset_name", "d", "--output_dir", tmp_path, "--use_cpu", "true"]
+    assert parse(monkeypatch, "rl", *argv)[1].opd_weight == 0.0
+    assert parse(monkeypatch, "combine", *argv)[1].opd_weight == 1.0
+    rl = cli.load_recipe(cli.recipes_dir() / "rl.py")
+    with pytest.raises(ValueError) as error:
+        rl.main(*parse(monkeypatch, "rl", *argv, "--opd_weight", 0.5))
+    assert_one_clear_line(error, "`opd_weight=0.5`", "recipes/combine.py")
+
+
+def test_errors_come_before_the_model_is_loaded(monkeypatch, tmp_path, data):
+    argv = ["--dataset_name", data, "--output_dir", tmp_path / "o", "--use_cpu", "true"]
+    argv += ["--model_name_or_path", tmp_path, "--judge", "llm"]
+    with pytest.raises(ValueError) as error:
+        recipe.run_recipe(CombineTrainer, *parse(monkeypatch, "combine", *argv))
+    assert_one_clear_line(error, "`judge_model`")
+
+
+@pytest.mark.parametrize(
+    ("environment", "device", "expected"),
+    [("1", "cpu", 3), (None, "cpu", 3), ("2", "cpu", 1), ("1", "cuda", 1)],
+)
+def test_processes_share_all_cores_unless_told_otherwise(environment, device, expected, monkeypatch):
+    if environment is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        recipe._use_all_cores(SimpleNamespace(device=torch.device(device), world_size=2))
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,193 @@
+"""The before-and-after report: numbers worked by hand, replies side by side, and what it refuses."""
+
+import importlib.util
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+from datasets import Dataset
+from trainer_harness import make_trainer, prompts
+from transformers import ProgressCallback, TrainerControl, TrainerState
+
+from trl_openclaw import Feedback, NextState, Turn
+from trl_openclaw.report import HeldOutReport, QuietProgress, satisfied_share, to_json
+
+
+def feedback(prompt="Why?", reply="Because.", satisfied: bool | None = True, truncated=False) -> Feedback:
+    """Feedback whose next state is `satisfied`."""
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": prompt}]
+    completion = [{"role": "assistant", "content": reply}]
+    state = NextState("Hm.", satisfied=satisfied)
+    return Feedback(Turn(messages, completion, next_state=state, truncated=truncated))
+
+
+NO_STATE = Feedback(Turn("Why?", "Because."))
+
+
+@pytest.fixture
+def listening(tmp_path):
+    """A report on a trainer that only has listeners, and a way to let it see evaluations."""
+    trainer = SimpleNamespace(
+        eval_dataset=[1],
+        args=SimpleNamespace(eval_on_start=True),
+        feedback_listeners=[],
+        pop_callback=lambda callback: None,
+    )
+    report = HeldOutReport(trainer, tmp_path / "report", samples=2)
+
+    def evaluate(step: int, *batches: list[Feedback]) -> None:
+        for batch in batches:
+            trainer.feedback_listeners[0]("eval", batch)
+        report.on_evaluate(None, TrainerState(global_step=step, is_world_process_zero=True), TrainerControl())
+
+    return report, evaluate
+
+
+def test_numbers_by_hand(listening, capsys):
+    report, evaluate = listening
+    report.trainer.feedback_listeners[0]("train", [feedback()] * 5)
+    evaluate(0, [feedback(satisfied=True), feedback(satisfied=False)], [feedback(satisfied=False), NO_STATE])
+    evaluate(4, [feedback(satisfied=True)], [feedback(satisfied=True), feedback(satisfied=None)])
+    evaluate(6, [feedback(satisfied=True), feedback(satisfied=True), feedback(satisfied=True)], [feedback("x", "y", 0)])
+    summary = report.summary(6)
+    assert summary["before"] == {"satisfied": pytest.approx(1 / 3), "replies": 4}
+    assert summary["after"] == {"satisfied": 0.75, "replies": 4}
+    assert summary["steps"] == 6
+    assert summary["seconds"] >= 0
+    assert 0 < summary["peak_memory_gib"] < 1000
+    assert summary["curve"] == [
+        {"step": 0, "satisfied": pytest.approx(1 / 3)},
+        {"step": 4, "satisfied": 1.0},
+        {"step": 6, "satisfied": 0.75},
+    ]
+    assert capsys.readouterr().out.splitlines() == [
+        "step 0: 33% of held-out replies satisfy",
+        "step 4: 100% of held-out replies satisfy",
+        "step 6: 75% of held-out replies satisfy",
+    ]
+
+
+def test_share_counts_only_next_states_that_know():
+    assert satisfied_share([feedback(satisfied=True), feedback(satisfied=None), NO_STATE]) == 1.0
+    assert math.isnan(satisfied_share([feedback(satisfied=None), NO_STATE]))
+    assert math.isnan(satisfied_share([]))
+
+
+def test_side_by_side(listening):
+    report, evaluate = listening
+    evaluate(
+        0,
+        [
+            feedback("First?", "A long\n\n  answer.", satisfied=False, truncated=True),
+            feedback("First?", "Another sample of the same prompt."),
+            feedback("Asked only before?", "Yes."),
+            feedback("Second?", "", satisfied=None),
+            feedback("Third?", "Left out: two samples are enough."),
+        ],
+    )
+    evaluate(2, [feedback("Second?", "x" * 200), feedback("First?", "Short."), feedback("Third?", "No.")])
+    assert report.side_by_side() == (
+        "\nHeld-out replies before and after training:"
+        "\n  First?\n    before: [--] A long answer. (cut)\n    after:  [ok] Short."
+        f"\n  Second?\n    before: (nothing)\n    after:  [ok] {'x' * 160}..."
+        "\n"
+    )
+
+
+def test_at_the_end_everything_is_written_and_said(listening, tmp_path, capsys):
+    report, evaluate = listening
+    evaluate(0, [feedback(satisfied=False)])
+    evaluate(2, [feedback(satisfied=True)])
+    report.on_train_end(None, TrainerState(global_step=2, is_world_process_zero=True), TrainerControl())
+    written = json.loads((tmp_path / "report" / "summary.json").read_text())
+    assert (written["before"]["satisfied"], written["after"]["satisfied"], written["steps"]) == (0.0, 1.0, 2)
+    assert (tmp_path / "report" / "learning_curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    out = capsys.readouterr().out
+    assert "Satisfied replies on held-out prompts: 0% before, 100% after 2 steps" in out
+    assert "before: [--] Because." in out
+
+
+def test_other_processes_write_nothing(listening, tmp_path, capsys):
+    report, evaluate = listening
+    evaluate(0, [feedback()])
+    capsys.readouterr()
+    report.on_train_end(None, TrainerState(global_step=2, is_world_process_zero=False), TrainerControl())
+    assert not (tmp_path / "report").exists()
+    assert capsys.readouterr().out == ""
+
+
+def test_unknown_share_is_null_in_strict_json(listening, tmp_path):
+    report, evaluate = listening
+    evaluate(0, [feedback(satisfied=None)])
+    evaluate(2, [NO_STATE])
+    report.on_train_end(None, TrainerState(global_step=2, is_world_process_zero=True), TrainerControl())
+    text = (tmp_path / "report" / "summary.json").read_text()
+    assert "NaN" not in text
+    assert json.loads(text)["after"] == {"satisfied": None, "replies": 1}
+    assert json.loads(to_json({"a": [1.5, float("nan")]})) == {"a": [1.5, None]}
+
+
+async def pleased_by_short_prompts(turn, row):
+    return NextState("Hm.", satisfied=len(turn.prompt[0]["content"]) <= 4)
+
+
+def test_evaluation_of_many_batches_is_collected_whole(tmp_path):
+    # Contents "hi" times 1, 2, 3, 4, 1, 2: four of the six prompts please, whatever is answered.
+    trainer = make_trainer(
+        tmp_path / "out",
+        next_state=pleased_by_short_prompts,
+        eval_dataset=prompts(6),
+        config={
+            "eval_on_start": True,
+            "eval_strategy": "steps",
+            "eval_steps": 2,
+            "max_steps": 3,
+            "num_generations": 1,
+            "num_generations_eval": 2,
+            "per_device_eval_batch_size": 4,
+            "disable_tqdm": False,
+        },
+    )
+    report = HeldOutReport(trainer, tmp_path / "report")
+    assert trainer.pop_callback(QuietProgress) is not None
+    assert trainer.pop_callback(ProgressCallback) is None
+    trainer.add_callback(report)
+    trainer.train()
+    summary = json.loads((tmp_path / "report" / "summary.json").read_text())
+    assert summary["before"] == summary["after"] == {"satisfied": pytest.approx(4 / 6), "replies": 12}
+    assert [point["step"] for point in summary["curve"]] == [0, 2, 3]  # the end is there even off the rhythm
+    prompts_seen = [f.turn.prompt[0]["content"] for f in report.evaluations[-1][1]]
+    assert sorted(prompts_seen) == sorted(2 * [row["prompt"][0]["content"] for row in prompts(6)])
+
+
+def test_progress_bar_shows_a_few_numbers(tmp_path):
+    progress = QuietProgress()
+    shown = []
+    progress.training_bar = SimpleNamespace(set_postfix=shown.append)
+    progress.on_log(None, None, None, logs={"next_state/satisfied": 0.256, "opd/gap_abs_mean": 1, "loss": 3.0})
+    progress.on_log(None, None, None, logs={"eval_next_state/satisfied": 0.5})
+    progress.on_log(None, None, None, logs=None)
+    assert shown == [{"satisfied": "0.26", "gap": "1.00"}]
+    progress.training_bar = None  # not on the main process
+    progress.on_log(None, None, None, logs={"opd/gap_abs_mean": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("eval_dataset", "config"),
+    [(None, {}), (Dataset.from_list([{"prompt": "x"}]), {"eval_strategy": "steps", "eval_steps": 1})],
+)
+def test_refuses_without_a_before(tmp_path, eval_dataset, config):
+    trainer = SimpleNamespace(eval_dataset=eval_dataset, args=SimpleNamespace(eval_on_start=eval_dataset is None))
+    with pytest.raises(ValueError, match=r"`eval_on_start: true` and an `eval_strategy`"):
+        HeldOutReport(trainer, tmp_path)
+
+
+def test_refuses_without_matplotlib_before_training(tmp_path, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find_spec(name, *rest)
+    )
+    trainer = SimpleNamespace(eval_dataset=[1], args=SimpleNamespace(eval_on_start=True))
+    with pytest.raises(ImportError, match=r"trl-openclaw\[demo\]"):
+        HeldOutReport(trainer, tmp_path)
