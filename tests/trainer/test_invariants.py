@@ -11,6 +11,7 @@ from trainer_harness import (
     logged,
     make_trainer,
     moved,
+    prompts,
     snapshot,
 )
 
@@ -104,6 +105,16 @@ class TestSelfTest:
         model = tiny_llama(attention_dropout=0.5)
         trainer = make_trainer(tmp_path, model=model, config={"disable_dropout": False})
         with pytest.raises(SelfTestError, match=r"dropout: the student trains with p=0\.5.*disable_dropout=True"):
+            trainer.train()
+
+    def test_an_evaluation_before_the_first_step_does_not_stand_in_for_it(self, tmp_path):
+        trainer = make_trainer(
+            tmp_path,
+            model=tiny_llama(attention_dropout=0.5),
+            eval_dataset=prompts(4),
+            config={"disable_dropout": False, "eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True},
+        )
+        with pytest.raises(SelfTestError, match="dropout"):
             trainer.train()
 
     def test_refuses_a_template_that_renders_differently(self, tmp_path):

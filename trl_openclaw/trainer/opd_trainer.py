@@ -354,7 +354,7 @@ class OPDTrainer(SeamGRPOTrainer):
     # Checks and numbers
 
     def _run_self_test_once(self, batch: dict[str, Any], rollout: Rollout) -> None:
-        if self._self_tested:
+        if self._self_tested or self.mode == "eval":  # an evaluation runs without the student's dropout
             return
         teacher = self.teacher
         if not (isinstance(teacher, LocalTeacher) and teacher.same_weights_at_start and self.state.global_step == 0):
