@@ -5,13 +5,15 @@ import json
 import math
 from types import SimpleNamespace
 
+import numpy
 import pytest
 from datasets import Dataset
+from matplotlib import image
 from trainer_harness import make_trainer, prompts
 from transformers import ProgressCallback, TrainerControl, TrainerState
 
 from trl_openclaw import Feedback, NextState, Turn
-from trl_openclaw.report import HeldOutReport, QuietProgress, satisfied_share, to_json
+from trl_openclaw.report import HeldOutReport, QuietProgress, draw_curve, satisfied_share, to_json
 
 
 def feedback(prompt="Why?", reply="Because.", satisfied: bool | None = True, truncated=False) -> Feedback:
@@ -106,6 +108,15 @@ def test_at_the_end_everything_is_written_and_said(listening, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "Satisfied replies on held-out prompts: 0% before, 100% after 2 steps" in out
     assert "before: [--] Because." in out
+
+
+def test_rising_curve_rises_in_the_picture(tmp_path):
+    draw_curve([{"step": 0, "satisfied": 0.1}, {"step": 4, "satisfied": 0.9}], tmp_path / "curve.png")
+    pixels = image.imread(tmp_path / "curve.png")
+    rows, columns = numpy.nonzero(pixels[:, :, 2] - pixels[:, :, 0] > 0.3)  # the line is blue, all else is grey
+    height, width = pixels.shape[:2]
+    assert columns.max() - columns.min() > width / 2
+    assert rows[columns.argmin()] - rows[columns.argmax()] > height / 2  # row 0 is at the top
 
 
 def test_other_processes_write_nothing(listening, tmp_path, capsys):
