@@ -6,9 +6,10 @@ overrides the seams and never a private name, so a new TRL release means reading
 a contract test holds against the installed TRL.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +36,7 @@ __all__ = [
     "completion_positions_only",
     "create_model_from_path",
     "disable_gradient_checkpointing",
+    "largest_dropout",
     "get_config_model_id",
     "pad",
     "prepare_scoring_model",
@@ -46,6 +48,11 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "_compute_loss": ("self", "model", "inputs"),
     "_generate": ("self", "prompts"),
     "_generate_and_score_completions": ("self", "inputs"),
+    "_get_per_token_logps_and_entropies": (
+        "self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy",
+        "compute_aux_loss", "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes",
+        "num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+    ),
     "_generate_single_turn": (
         "self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images",
     ),
@@ -67,6 +74,8 @@ class SeamGRPOTrainer(GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        if self.args.disable_dropout:  # TRL switches off `nn.Dropout` only
+            disable_functional_dropout(self.model)
         self.empty_rows: list[bool] | None = None
         rollout_func = getattr(self, "rollout_func", None)
         if rollout_func is not None:
@@ -111,8 +120,17 @@ class SeamGRPOTrainer(GRPOTrainer):
         """Whether the policy is a prompt-learning adapter, whose positions shift under padding."""
         return is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning
 
+    @property
+    def pad_token_id(self) -> int:
+        """The tokenizer's padding id, also where the processing class is a processor around it."""
+        return self._tokenizer.pad_token_id
+
+    def run_async(self, coroutine: Coroutine) -> Any:
+        """Run a coroutine on TRL's own event loop and wait for it; works inside a notebook's running loop, too."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.async_loop).result()
+
     def record_metric(self, name: str, value: float) -> None:
-        """Add a number, already the same on all ranks, to the next log."""
+        """Add a number to the next log. The main process's log is the one that is kept."""
         self._metrics[self.mode][name].append(value)
 
     @contextmanager
@@ -120,6 +138,8 @@ class SeamGRPOTrainer(GRPOTrainer):
         """Record how long the block takes on this process, in seconds."""
         started = time.perf_counter()
         yield
+        if self.accelerator.device.type != "cpu":  # kernels are queued, and the clock must not stop before they end
+            torch.accelerator.synchronize()
         self.record_metric(name, time.perf_counter() - started)
 
     def drop_metrics(self, *names: str) -> None:
@@ -159,11 +179,11 @@ class SeamGRPOTrainer(GRPOTrainer):
 
     def _generate(self, prompts):
         self.empty_rows = None
-        return super()._generate(prompts)
+        with self.timed("generate/seconds"):
+            return super()._generate(prompts)
 
     def _generate_single_turn(self, *args, **kwargs):
-        with self.timed("generate/seconds"):
-            completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
         if self.empty_rows is None:  # later calls continue a tool loop, where TRL allows an empty turn
             completion_ids, logprobs = self._fill_empty(completion_ids, logprobs)
         return completion_ids, logprobs
@@ -186,6 +206,8 @@ class SeamGRPOTrainer(GRPOTrainer):
                 output["completion_ids"], output["logprobs"] = self._fill_empty(
                     output["completion_ids"], output.get("logprobs")
                 )
+                if "env_mask" in output:
+                    output["env_mask"] = [mask or [1] for mask in map(list, output["env_mask"])]
             return output
 
         return filled
@@ -285,6 +307,25 @@ def completion_positions_only(model: nn.Module, kwargs: dict[str, Any], keep: in
         handle.remove()
 
 
+def disable_functional_dropout(model: nn.Module) -> None:
+    """Set dropout probabilities that modules keep as plain numbers, such as `attention_dropout`, to 0."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def largest_dropout(model: nn.Module) -> float:
+    """The largest dropout probability in use, of `nn.Dropout` or kept as a plain number."""
+    probabilities = [
+        value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float) and ("drop" in name or (name == "p" and isinstance(module, nn.Dropout)))
+    ]
+    return max(probabilities, default=0.0)
+
+
 def prepare_scoring_model(model: PreTrainedModel, trainer: GRPOTrainer) -> nn.Module:
     """Make a second model score tokens as the student does, and place it the way TRL places its reference model.
 
@@ -297,6 +338,7 @@ def prepare_scoring_model(model: PreTrainedModel, trainer: GRPOTrainer) -> nn.Mo
     """
     model.eval().requires_grad_(False)
     disable_dropout_in_model(model)
+    disable_functional_dropout(model)
     add_fused_lm_head(model, temperature=trainer.temperature, cast_lm_head_to_fp32=trainer.args.cast_lm_head_to_fp32)
     model.scoring_temperature = trainer.temperature  # the fused head keeps it to itself; the self-test wants to know
     if trainer.is_deepspeed_enabled:

@@ -75,6 +75,54 @@ class TestConstruction:
         with pytest.raises(ValueError, match=r"virtual tokens .* Use LoRA"):
             make_trainer(tmp_path, peft_config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
 
+    def test_a_judge_with_nothing_to_read(self, tmp_path):
+        with pytest.raises(ValueError, match="pass `next_state`"):
+            make_trainer(tmp_path, next_state=None)
+        data = Dataset.from_list([{**row, "next_state": "No."} for row in prompts()])
+        make_trainer(tmp_path, next_state=None, data=data).train()
+
+    def test_plain_functions_where_an_async_callable_belongs(self, tmp_path):
+        with pytest.raises(TypeError, match=r"`judge` must be an async callable.*Wrap a function in `RuleJudge`"):
+            make_trainer(tmp_path, judge=lambda turn: 1)
+        with pytest.raises(TypeError, match=r"`next_state` must be an async callable.*`FunctionNextState`"):
+            make_trainer(tmp_path, next_state=lambda turn, row: "No.")
+
+    def test_two_teachers(self, tmp_path):
+        teacher = ScriptedTeacher(lambda row: [-1.0] * len(row.completion_ids))
+        for config in ({"teacher": "live"}, {"teacher_model_name_or_path": "somewhere"}):
+            with pytest.raises(ValueError, match="name two teachers"):
+                make_trainer(tmp_path, teacher_model=teacher, config=config)
+
+    def test_the_policy_as_external_teacher(self, tmp_path):
+        model = tiny_llama()
+        with pytest.raises(ValueError, match="is the policy itself"):
+            make_trainer(tmp_path, model=model, teacher_model=model)
+
+    def test_a_teacher_that_would_not_run(self, tmp_path):
+        teacher = ScriptedTeacher(lambda row: [-1.0] * len(row.completion_ids))
+        with pytest.raises(ValueError, match="With `opd_weight=0` no teacher runs"):
+            make_trainer(tmp_path, CombineTrainer, teacher_model=teacher, config={"opd_weight": 0.0})
+
+    def test_reward_weights_that_do_not_match(self, tmp_path):
+        with pytest.raises(ValueError, match="2 entries for 0 `reward_funcs`"):
+            make_trainer(tmp_path, CombineTrainer, config={"reward_weights": [1.0, 2.0]})
+
+    def test_an_adapter_with_the_learning_rate_of_full_weights_warns(self, tmp_path):
+        from peft import LoraConfig
+
+        config = LoraConfig(r=2, target_modules=["q_proj"])
+        with pytest.warns(UserWarning, match="LoRA usually wants about ten times as much"):
+            make_trainer(tmp_path, peft_config=config, config={"learning_rate": 1e-5})
+
+    def test_a_teacher_that_answers_for_other_rows(self, tmp_path):
+        class Lazy(ScriptedTeacher):
+            def score(self, rows):
+                return super().score(rows[:1])
+
+        trainer = make_trainer(tmp_path, teacher_model=Lazy(lambda row: [-1.0] * len(row.completion_ids)))
+        with pytest.raises(ValueError, match="scored 1 rows, but was given 4"):
+            trainer.train()
+
 
 class TestTeacherVocabulary:
     def save(self, folder, tokenizer, **model):
@@ -122,6 +170,29 @@ class TestJudge:
         with pytest.raises(JudgeUnavailableError, match=dead_url):
             trainer.train()
         assert trainer.state.global_step == 0
+
+    def test_is_checked_inside_a_running_loop_too(self, tmp_path, dead_url):
+        """A notebook cell runs inside an event loop."""
+        import asyncio
+
+        trainer = make_trainer(tmp_path, judge=LLMJudge("m", dead_url))
+
+        async def cell():
+            trainer.train()
+
+        with pytest.raises(JudgeUnavailableError, match=dead_url):
+            asyncio.run(cell())
+
+    def test_a_check_that_breaks_is_named(self, tmp_path):
+        class Judge:
+            async def check(self):
+                raise KeyError("oops")
+
+            async def __call__(self, turn):
+                raise AssertionError
+
+        with pytest.raises(JudgeUnavailableError, match=r"Judge\.check\(\) failed: KeyError"):
+            make_trainer(tmp_path, judge=Judge()).train()
 
     def test_failing_half_the_time_is_counted_and_training_goes_on(self, tmp_path):
         calls, lock = iter(range(1 << 20)), threading.Lock()
@@ -189,6 +260,21 @@ class TestRows:
         trainer.train()
         assert logged(trainer, "hint/dropped/too_long") == [1.0]
 
+    def test_a_privileged_context_that_is_no_text(self, tmp_path):
+        rows = [{**row, "privileged_context": {"answer": 4}} for row in prompts()]
+        trainer = make_trainer(tmp_path, data=Dataset.from_list(rows), judge=None, next_state=None)
+        trainer.train()
+        assert logged(trainer, "hint/dropped/unreadable_hint") == [1.0]
+
+    def test_blank_hints_are_no_hints(self, tmp_path):
+        trainer = make_trainer(tmp_path, judge=judge_that(hint=' "..." '))
+        trainer.train()
+        assert logged(trainer, "hint/dropped/no_hint") == [1.0]
+
+    def test_silence_is_pointed_out(self, tmp_path, caplog):
+        make_trainer(tmp_path, judge=judge_that(hint=None), config={"max_steps": 4}).train()
+        assert caplog.text.count("No row of the last 3 batches carried a signal") == 1
+
     def test_no_user_message_to_carry_the_hint(self, tmp_path):
         data = Dataset.from_list([{"prompt": [{"role": "system", "content": "Speak."}]}] * 4)
         trainer = make_trainer(tmp_path, data=data)
@@ -213,12 +299,14 @@ class TestRows:
         trainer = make_trainer(
             tmp_path, CombineTrainer, config={"mask_truncated_completions": True, "max_completion_length": 3}
         )
+        assert trainer.opd_weight
         batches = batches_of(trainer)
         trainer.train()
         truncated = ~(batches[0]["completion_ids"] == 256).any(1)
         assert truncated.any()
         assert not (batches[0]["completion_mask"] * batches[0]["tool_mask"])[truncated].any()
         assert logged(trainer, "hint/dropped/masked_completion") == [truncated.float().mean().item()]
+        assert logged(trainer, "train_rows/share") == [1 - truncated.float().mean().item()]
 
     def test_no_next_state_is_no_feedback_at_all(self, tmp_path):
         async def silence(turn, row):

@@ -14,10 +14,12 @@ from trainer_harness import (
     prompts,
     snapshot,
 )
+from trl.trainer.utils import add_fused_lm_head
 
-from trl_openclaw import CombineTrainer, Vote
+from trl_openclaw import CombineTrainer, Verdict, Vote
 from trl_openclaw.errors import SelfTestError
 
+BLANK = "  "
 HINT, NO_HINT = Vote(score=-1, hint="Be brief."), Vote(score=-1)
 
 
@@ -94,10 +96,11 @@ class TestSelfTest:
         # A hint of which nothing is left in the prompt: the live teacher sees just what the student saw.
         trainer = make_trainer(
             tmp_path, config={"teacher": "live", "hint_source": "privileged_context"},
-            data=make_privileged(""), judge=None,
+            data=make_privileged(BLANK), judge=None, next_state=None,
         )  # fmt: skip
-        trainer.hint_source = "none"
+        trainer._choose_hint = lambda index, row: (row["privileged_context"], None)
         trainer.train()
+        assert logged(trainer, "hint/accepted") == [1.0]
         assert logged(trainer, "opd/gap_abs_max")[0] < 1e-4
         assert logged(trainer, "self_test/max_gap")[0] < 1e-4
 
@@ -106,6 +109,8 @@ class TestSelfTest:
         trainer = make_trainer(tmp_path, model=model, config={"disable_dropout": False})
         with pytest.raises(SelfTestError, match=r"dropout: the student trains with p=0\.5.*disable_dropout=True"):
             trainer.train()
+        # The advice helps, whether dropout is a module or a plain number as in Llama's attention.
+        make_trainer(tmp_path, model=tiny_llama(attention_dropout=0.5)).train()
 
     def test_an_evaluation_before_the_first_step_does_not_stand_in_for_it(self, tmp_path):
         trainer = make_trainer(
@@ -126,8 +131,6 @@ class TestSelfTest:
 
     def test_refuses_another_temperature_by_name(self, tmp_path):
         trainer = make_trainer(tmp_path, config={"temperature": 0.7})
-        from trl.trainer.utils import add_fused_lm_head
-
         cool = tiny_llama()
         add_fused_lm_head(cool, temperature=1.0)
         cool.scoring_temperature = 1.0
@@ -147,6 +150,23 @@ class TestSelfTest:
             trainer.teacher.model.lm_head.weight.mul_(1.1)
         with pytest.raises(SelfTestError, match="weights or kernels"):
             trainer.train()
+
+    @pytest.mark.parametrize("kind", ["autocast", "bfloat16 weights"])
+    def test_half_precision_passes_and_a_wrong_temperature_does_not(self, tmp_path, kind):
+        half = {"bf16": True, "temperature": 0.7}
+        for right in (True, False):
+            model = tiny_llama() if kind == "autocast" else tiny_llama().to(torch.bfloat16)
+            trainer = make_trainer(tmp_path, model=model, config=half)
+            if right:
+                trainer.train()
+                assert logged(trainer, "self_test/max_gap")[0] > 0
+                continue
+            cool = tiny_llama().to(model.dtype)
+            add_fused_lm_head(cool, temperature=1.0)
+            cool.scoring_temperature = 1.0
+            trainer.teacher.model = cool
+            with pytest.raises(SelfTestError, match="temperature"):
+                trainer.train()
 
     def test_can_be_switched_off(self, tmp_path):
         trainer = make_trainer(tmp_path, config={"self_test": False})
@@ -181,7 +201,7 @@ class TestNoSignalNoGradient:
         assert logged(trainer, "hint/dropped/no_hint") == [1.0]
 
     @pytest.mark.parametrize("beta", [0.0, 0.1])
-    @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "cispo", "sapo", "luspo"])
+    @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo"])
     def test_rows_without_a_hint_change_neither_loss_nor_normaliser(self, tmp_path, loss_type, beta):
         """The gradient of four rows, two of them hinted, is that of the two hinted rows alone."""
         model_dir = tmp_path / "model"
@@ -289,10 +309,31 @@ class TestNoInventedNumbers:
         assert (seen[0][:, 0] != 0).all()
         assert (seen[0][:, 1:] == 0).all()
 
+    def test_a_token_without_a_teacher_score_is_not_in_the_normaliser(self, tmp_path):
+        """Of four rows one is scored whole, one in its first token, one not at all and one has no hint."""
+        scored = {
+            0: lambda n: [-1.0] * n,
+            1: lambda n: [-1.0] + [float("nan")] * (n - 1),
+            2: lambda n: [float("nan")] * n,
+        }
+        calls = iter(range(100))
+        teacher = ScriptedTeacher(lambda row: scored[next(calls)](len(row.completion_ids)))
+        judge = alternating_judge(HINT, HINT, HINT, NO_HINT)
+        trainer = make_trainer(tmp_path, teacher_model=teacher, judge=judge)
+        batches = batches_of(trainer)
+        trainer.train()
+        batch = batches[0]
+        lengths = batch["completion_mask"].sum(1)
+        assert (batch["completion_mask"] * batch["tool_mask"]).sum(1).tolist() == [lengths[0], 1, 0, 0]
+        assert batch["num_items_in_batch"] == lengths[0] + 1
+        assert logged(trainer, "hint/accepted") == [0.5]
+        assert logged(trainer, "hint/dropped/no_teacher_score") == [0.25]
+        assert logged(trainer, "teacher/missing_tokens") == [
+            pytest.approx((lengths[1] - 1).item() / (lengths[0] + lengths[1]).item())
+        ]
+
     def test_failures_ties_and_neutral_are_told_apart(self, tmp_path):
         tie, neutral, failed = [Vote(score=1), Vote(score=-1)], [Vote(score=0)], [Vote(failure="timeout")]
-        from trl_openclaw import Verdict
-
         votes = [tie, neutral, failed, [Vote(score=1)]]
         calls = iter(range(100))
 

@@ -1,5 +1,7 @@
 """What `OPDTrainer` and `CombineTrainer` train, with which teacher, and what they leave alone."""
 
+import math
+
 import pytest
 import torch
 from datasets import Dataset
@@ -9,6 +11,7 @@ from trainer_harness import (
     SETTINGS,
     ScriptedTeacher,
     alternating_judge,
+    always_replies,
     batches_of,
     judge_that,
     logged,
@@ -20,7 +23,7 @@ from trainer_harness import (
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_openclaw import CombineTrainer, NextState, OPDTrainer, Verdict, Vote
-from trl_openclaw.teachers import ExternalTeacher, FrozenTeacher, LiveTeacher
+from trl_openclaw.teachers import TEACHERS, ExternalTeacher, FrozenTeacher, LiveTeacher
 
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj", "gate_proj"]}
 
@@ -145,6 +148,17 @@ class TestTeachers:
         assert isinstance(trainer.teacher, LiveTeacher)
         assert trainer.teacher.model is trainer.model
 
+    def test_a_new_teacher_is_a_class_and_a_line_in_the_dict(self, tmp_path, monkeypatch):
+        class Late:
+            @classmethod
+            def build(cls, trainer, scorer, initial):
+                return ScriptedTeacher(lambda row: [-1.0] * len(row.completion_ids))
+
+        monkeypatch.setitem(TEACHERS, "late", Late)
+        trainer = make_trainer(tmp_path, config={"teacher": "late"})
+        trainer.train()
+        assert trainer.teacher.rows
+
     def test_external_teacher_by_path_and_by_config(self, tmp_path):
         folder = tmp_path / "teacher"
         tiny_llama(seed=1).save_pretrained(folder)
@@ -206,6 +220,10 @@ class TestUsesOfOneCodePath:
         assert trainer.processing_class.decode(teacher.rows[0].prompt_ids).startswith("Hint: Be brief.\n\nonce")
 
 
+def ones(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
 class TestRewards:
     def test_raw_scores_are_the_advantages_and_neutral_says_nothing(self, tmp_path):
         judge = alternating_judge(Vote(score=1), Vote(score=-1), Vote(score=0), Vote(failure="timeout"))
@@ -253,6 +271,13 @@ class TestRewards:
         assert logged(trainer, "rewards/two/mean") == [2.0]
         assert logged(trainer, "rewards/judge/mean") == [-1.0]
 
+    def test_reward_models_keep_their_processing_class(self, tmp_path):
+        trainer = make_trainer(
+            tmp_path, CombineTrainer, judge=judge_that(score=-1), reward_funcs=ones,
+            reward_processing_classes=[tiny_tokenizer()],
+        )  # fmt: skip
+        assert len(trainer.reward_processing_classes) == 2
+
     def test_the_callers_config_is_left_alone(self, tmp_path):
         from trl_openclaw import CombineConfig
 
@@ -260,7 +285,7 @@ class TestRewards:
         for _ in range(2):
             CombineTrainer(
                 tiny_llama(), lambda completions, **_: [1.0] * len(completions), args, prompts(),
-                processing_class=tiny_tokenizer(), judge=judge_that(),
+                processing_class=tiny_tokenizer(), judge=judge_that(), next_state=always_replies,
             )  # fmt: skip
         assert args.reward_weights == [0.5]
 
@@ -318,8 +343,11 @@ class TestHousekeeping:
 
         trainer = make_trainer(tmp_path, next_state=satisfied_or_not, eval_dataset=prompts(4))
         metrics = trainer.evaluate()
-        assert "eval_next_state/satisfied" in trainer.state.log_history[-1]
-        assert metrics["eval_loss"] == metrics["eval_loss"]
+        entry = trainer.state.log_history[-1]
+        assert 0.0 <= entry["eval_next_state/satisfied"] <= 1.0
+        assert entry["eval_hint/accepted"] == 1.0
+        assert entry["eval_opd/gap_abs_mean"] > 0
+        assert math.isfinite(metrics["eval_loss"])
 
     def test_resume_goes_on_where_it_stopped(self, tmp_path, model_dir):
         make_trainer(

@@ -116,10 +116,10 @@ def one_sentence(max_words: int = 30) -> Persona:
         detector=detect,
         wishes=(
             "Please answer in one short sentence.",
-            "Answer me in one short sentence, please.",
-            "Please keep it to one short sentence.",
-            "I'd like one short sentence.",
-            "Please tell me in one short sentence.",
+            "Please answer me in one short sentence.",
+            "Please answer in just one short sentence.",
+            "Next time, please answer in one short sentence.",
+            "Please answer in one short sentence, no more.",
         ),
     )
 

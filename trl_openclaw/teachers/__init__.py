@@ -6,22 +6,29 @@
 | `live` | the policy as it is now | no |
 | external | another model with the student's vocabulary | yes |
 
-A teacher is anything with `score(rows) -> TeacherScores`. A new one is one file and one line in `TEACHERS`.
+A teacher is anything with `score(rows) -> TeacherScores`. A new self-teacher is one file with a class that has
+`build(trainer, scorer, initial)`, and one line in `TEACHERS`.
 """
 
-from .base import Teacher
-from .local import ExternalTeacher, FrozenTeacher, LiveTeacher, LocalTeacher
+from .base import SelfTeacher, Teacher
+from .local import AdapterOffTeacher, ExternalTeacher, FrozenTeacher, LiveTeacher, LocalTeacher
 from .vocabulary import check_same_vocabulary
+from .weights import InitialWeights, load_beside, max_model_length
 
-TEACHERS = {"frozen": FrozenTeacher, "live": LiveTeacher}
+TEACHERS: dict[str, type[SelfTeacher]] = {"frozen": FrozenTeacher, "live": LiveTeacher}
 """Self-teachers by the name that `OPDConfig.teacher` takes."""
 
 __all__ = [
     "TEACHERS",
+    "AdapterOffTeacher",
     "ExternalTeacher",
     "FrozenTeacher",
+    "InitialWeights",
     "LiveTeacher",
     "LocalTeacher",
+    "SelfTeacher",
     "Teacher",
     "check_same_vocabulary",
+    "load_beside",
+    "max_model_length",
 ]

@@ -1,12 +1,15 @@
 """Teachers that run in the training process: the policy itself in some state, or a model beside it."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from accelerate.utils import is_peft_model
 from torch import nn
 
-from .._trl import SeamGRPOTrainer, use_adapter
+from .._trl import SeamGRPOTrainer, get_config_model_id, prepare_scoring_model, use_adapter
 from ..scoring import TeacherRow, TeacherScores, TokenScorer
+from .weights import InitialWeights, keep_initial_adapter, load_beside, max_model_length
 
 
 class LocalTeacher:
@@ -15,17 +18,18 @@ class LocalTeacher:
     Args:
         model: The prepared model that is called; its LM head is fused by TRL.
         scorer: Runs the forward passes.
-        same_weights_at_start: Whether its weights are the student's before the first step. The self-test then
+        max_length: The longest prompt plus completion that fits into the model, in tokens; `None` if unknown.
+
+    Attributes:
+        same_weights_at_start (`bool`): Whether its weights are the student's before the first step. The self-test then
             compares this very teacher with the student.
-        max_length: The longest prompt plus completion that fits into the model, in tokens.
     """
 
-    def __init__(
-        self, model: nn.Module, scorer: TokenScorer, *, same_weights_at_start: bool, max_length: int | None = None
-    ):
+    same_weights_at_start = False
+
+    def __init__(self, model: nn.Module, scorer: TokenScorer, *, max_length: int | None = None):
         self.model = model
         self.scorer = scorer
-        self.same_weights_at_start = same_weights_at_start
         self.max_length = max_length
 
     def score(self, rows: Sequence[TeacherRow]) -> TeacherScores:
@@ -38,44 +42,79 @@ class LocalTeacher:
         return nullcontext()
 
 
-class LiveTeacher(LocalTeacher):
-    """The policy as it is at this moment, seeing the hint. Drifts: published results agree on that."""
-
-    def __init__(self, trainer: SeamGRPOTrainer, scorer: TokenScorer):
-        super().__init__(trainer.model, scorer, same_weights_at_start=True, max_length=max_model_length(trainer.model))
-
-
-class FrozenTeacher(LocalTeacher):
-    """The initial policy. With PEFT it is the policy with its adapter off, without a second copy in memory.
-
-    An adapter that was trained before is part of the initial policy: then a frozen copy of that adapter, TRL's own
-    `"ref"`, is switched on instead of the adapter being switched off.
-
-    Args:
-        trainer: The trainer, after TRL's own set-up.
-        scorer: Runs the forward passes.
-        initial_model: The prepared copy of the initial weights, for full tuning; `None` with PEFT.
-    """
-
-    def __init__(self, trainer: SeamGRPOTrainer, scorer: TokenScorer, initial_model: nn.Module | None = None):
-        model = trainer.model if initial_model is None else initial_model
-        super().__init__(model, scorer, same_weights_at_start=True, max_length=max_model_length(trainer.model))
-        self._adapter_model = trainer.accelerator.unwrap_model(trainer.model) if initial_model is None else None
-
-    def weights(self) -> AbstractContextManager:
-        """PEFT: the initial adapter where there is one, else none. Full tuning: the copy is what it is."""
-        if self._adapter_model is None:
-            return nullcontext()
-        return use_adapter(self._adapter_model, "ref" if "ref" in self._adapter_model.peft_config else None)
-
-
 class ExternalTeacher(LocalTeacher):
     """Another model, which must share the student's tokenizer (see `check_same_vocabulary`)."""
 
-    def __init__(self, model: nn.Module, scorer: TokenScorer):
-        super().__init__(model, scorer, same_weights_at_start=False, max_length=max_model_length(model))
+
+class PolicyTeacher(LocalTeacher):
+    """A teacher that is the policy's own model in some state, looked up anew each time: engines replace it.
+
+    Args:
+        trainer: Holds the policy.
+        scorer: Runs the forward passes.
+    """
+
+    same_weights_at_start = True
+
+    def __init__(self, trainer: SeamGRPOTrainer, scorer: TokenScorer):
+        self.trainer = trainer
+        self.scorer = scorer
+        self.max_length = max_model_length(trainer.model)
+
+    @property
+    def model(self) -> nn.Module:
+        """The policy as the trainer has it now."""
+        return self.trainer.model
 
 
-def max_model_length(model: nn.Module) -> int | None:
-    """Tokens that fit into the model's window, or `None` where its config does not say."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+class LiveTeacher(PolicyTeacher):
+    """The policy as it is at this moment, seeing the hint. Drifts: published results agree on that."""
+
+    @classmethod
+    def build(cls, trainer: SeamGRPOTrainer, scorer: TokenScorer, initial: InitialWeights) -> "LiveTeacher":
+        """Make the teacher, and warn."""
+        warnings.warn(
+            "`teacher='live'` learns from itself as it changes. Published results agree that such a teacher drifts; "
+            "watch length and entropy, or use `teacher='frozen'`.",
+            UserWarning,
+            stacklevel=4,
+        )
+        return cls(trainer, scorer)
+
+
+class AdapterOffTeacher(PolicyTeacher):
+    """The initial policy of PEFT training, without a second copy in memory.
+
+    The adapter is switched off, or, when it was trained before, TRL's frozen copy of it (`"ref"`) is switched on.
+    """
+
+    def weights(self) -> AbstractContextManager:
+        """The initial adapter where there is one, else none."""
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        return use_adapter(model, "ref" if "ref" in model.peft_config else None)
+
+
+class FrozenTeacher(LocalTeacher):
+    """The initial policy, seeing the hint: full tuning keeps a copy of the initial weights."""
+
+    same_weights_at_start = True
+
+    @classmethod
+    def build(cls, trainer: SeamGRPOTrainer, scorer: TokenScorer, initial: InitialWeights) -> LocalTeacher:
+        """Make the teacher in the cheapest way that holds the initial weights.
+
+        PEFT: the policy with its adapter off. Full tuning: TRL's reference model when `beta` needs one anyway, the
+        copy that was made of a model in memory, or the policy's checkpoint loaded again.
+        """
+        if is_peft_model(trainer.model):
+            if not initial.fresh_adapter:
+                keep_initial_adapter(trainer.model)
+            return AdapterOffTeacher(trainer, scorer)
+        if trainer.ref_model is not None and not trainer.args.sync_ref_model:
+            model = trainer.ref_model
+        else:
+            copy = initial.copy
+            if copy is None:
+                copy = load_beside(trainer, get_config_model_id(trainer.model.config))
+            model = prepare_scoring_model(copy, trainer)
+        return cls(model, scorer, max_length=max_model_length(trainer.model))

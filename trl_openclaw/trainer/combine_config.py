@@ -42,6 +42,12 @@ class CombineConfig(OPDConfig):
             raise ValueError(
                 f"Weights must not be negative, got `rl_weight={self.rl_weight}`, `opd_weight={self.opd_weight}`."
             )
+        if self.opd_weight == 0 and (self.teacher != "frozen" or self.hint_source not in ("auto", "none")):
+            raise ValueError(
+                "With `opd_weight=0` no hint is asked for and no teacher runs; leave `teacher` and `hint_source` alone."
+            )
+        if self.rl_weight == 0 and self.reward_baseline != "none":
+            raise ValueError("With `rl_weight=0` no reward is trained; leave `reward_baseline` alone.")
         if self.rl_weight == 0 and self.opd_weight == 0:
             raise ValueError("`rl_weight` and `opd_weight` are both 0: there is nothing to train on.")
 

@@ -5,7 +5,9 @@ from typing import Any
 import torch
 
 from ..judges.base import Judge
+from .build_teacher import TeacherModel
 from .combine_config import CombineConfig
+from .opd_config import OPDConfig
 from .opd_trainer import OPDTrainer, Rollout
 
 
@@ -30,10 +32,19 @@ class CombineTrainer(OPDTrainer):
     _name = "Combine"
     config_class = CombineConfig
 
-    def _weights(self, args: CombineConfig) -> tuple[float, float]:
+    def _weights(self, args: OPDConfig) -> tuple[float, float]:
+        assert isinstance(args, CombineConfig)
         return args.rl_weight, args.opd_weight
 
-    def _check_signals(self, judge: Judge | None, reward_funcs: list) -> None:
+    def _check_signals(
+        self, judge: Judge | None, reward_funcs: list, teacher_model: TeacherModel | None, args: OPDConfig
+    ) -> None:
+        if not self.rl_weight:
+            super()._check_signals(judge, reward_funcs, teacher_model, args)
+        if not self.opd_weight and teacher_model is not None:
+            raise ValueError(
+                "With `opd_weight=0` no teacher runs, but a teacher model is named. Remove one of the two."
+            )
         if self.rl_weight and judge is None and not reward_funcs:
             raise ValueError(
                 "There is nothing to reward: pass a `judge` or `reward_funcs`, or use `OPDTrainer` to train on hints "

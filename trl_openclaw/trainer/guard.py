@@ -1,18 +1,21 @@
 """Stops all processes together, with one message, when feedback cannot be had."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.logging import get_logger
 from accelerate.utils import broadcast_object_list, gather_object
 
+from .._trl import SeamGRPOTrainer
 from ..errors import JudgeUnavailableError
 from ..types import Feedback
 
+logger = get_logger(__name__)
 
-def check_services(services: Sequence[Any], accelerator: Accelerator) -> None:
+
+def check_services(services: Sequence[Any], trainer: SeamGRPOTrainer) -> None:
     """Ask every judge and next-state provider that has a `check()` whether it can work. A collective.
 
     Only the main process asks, so that a cluster does not knock on one server's door at once; all hear the answer.
@@ -21,15 +24,16 @@ def check_services(services: Sequence[Any], accelerator: Accelerator) -> None:
         JudgeUnavailableError: On every rank, with the service's own message.
     """
     problem: list[str | None] = [None]
-    if accelerator.is_main_process:
+    if trainer.accelerator.is_main_process:
         try:
             for service in services:
                 check = getattr(service, "check", None)
                 if check is not None:
-                    asyncio.run(check())
-        except JudgeUnavailableError as error:
-            problem = [str(error)]
-    if accelerator.num_processes > 1:
+                    trainer.run_async(check())
+        except Exception as error:  # whatever it is, the other ranks wait for this one's word
+            known = isinstance(error, JudgeUnavailableError)
+            problem = [str(error) if known else f"{type(service).__name__}.check() failed: {error!r}"]
+    if trainer.accelerator.num_processes > 1:
         broadcast_object_list(problem)
     if problem[0] is not None:
         raise JudgeUnavailableError(problem[0])
@@ -66,3 +70,24 @@ class FailureGuard:
             f"(`judge_failure_limit={self.limit:g}`, `judge_failure_patience={self.patience}`), so there is nothing to "
             f"train on. All processes stop. The last failure was {details[-1]}"
         )
+
+
+class SilenceAlarm:
+    """Warns when several batches in a row had nothing to train on, since a loss of 0 is easily overlooked.
+
+    Args:
+        patience: Such batches in a row before it warns, once.
+    """
+
+    def __init__(self, patience: int = 3):
+        self.patience = patience
+        self.silent_batches = 0
+
+    def observe(self, share: float) -> None:
+        """Count a batch by the share of its rows, over all processes, that carry a signal."""
+        self.silent_batches = self.silent_batches + 1 if share == 0 else 0
+        if self.silent_batches == self.patience:
+            logger.warning(
+                f"No row of the last {self.patience} batches carried a signal, so nothing was trained. The metrics "
+                "`hint/dropped/*`, `judge/score/*` and `next_state/missing` say why."
+            )

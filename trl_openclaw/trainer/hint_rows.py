@@ -2,19 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..errors import HintError
 from ..hints import insert_hint
 
-DropReason = Literal["no_hint", "no_feedback", "no_user_message", "too_long", "empty_completion", "masked_completion"]
-
-DROP_REASONS: tuple[DropReason, ...] = (
-    "no_hint", "no_feedback", "no_user_message", "too_long", "empty_completion", "masked_completion",
-)  # fmt: skip
-"""`no_hint`: nobody had one. `no_feedback`: the judge or the next state failed. `no_user_message`: no place for it.
-`too_long`: the hinted prompt and the completion do not fit into the teacher's window. `empty_completion`: nothing was
+DropReason = Literal[
+    "no_hint",
+    "no_feedback",
+    "unreadable_hint",
+    "no_user_message",
+    "too_long",
+    "no_teacher_score",
+    "empty_completion",
+    "masked_completion",
+]
+"""`no_hint`: nobody had one. `no_feedback`: the judge or the next state failed. `unreadable_hint`: the privileged
+context is no text. `no_user_message`: no place for it. `too_long`: the hinted prompt and the completion do not fit into
+the teacher's window. `no_teacher_score`: the teacher had no finite log-prob for it. `empty_completion`: nothing was
 sampled. `masked_completion`: TRL masked the truncated completion (`mask_truncated_completions`)."""
+
+DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,16 @@
-"""Checks on what a trainer was given: columns, and where hints come from."""
+"""Checks on what a trainer was given: columns, judges, where hints come from, and what the policy is."""
 
+import copy
+import warnings
 from typing import Any
 
+from accelerate.utils import is_peft_model
+
+from .._trl import SeamGRPOTrainer
+from ..calls import is_async_callable
 from ..judges.base import Judge
+from ..next_states.base import NextStateProvider
+from .opd_config import ROW_MEAN_LOSSES, OPDConfig
 
 
 def check_columns(train_dataset: Any, eval_dataset: Any, environment_factory: Any) -> None:
@@ -23,6 +31,83 @@ def check_columns(train_dataset: Any, eval_dataset: Any, environment_factory: An
             )
 
 
+def check_feedback(
+    judge: Judge | None, next_state: NextStateProvider | None, train_dataset: Any, rollout_func: Any
+) -> None:
+    """Refuse feedback that could never come.
+
+    Raises:
+        TypeError: If judge or next state is a plain function.
+        ValueError: If there is a judge but nothing that would follow a reply.
+    """
+    for name, thing, wrapper in (("judge", judge, "RuleJudge"), ("next_state", next_state, "FunctionNextState")):
+        if thing is not None and not is_async_callable(thing):
+            raise TypeError(f"`{name}` must be an async callable, got {thing!r}. Wrap a function in `{wrapper}`.")
+    columns = getattr(train_dataset, "column_names", None)
+    open_ended = columns is None or rollout_func is not None  # a rollout may add the column
+    if judge is not None and next_state is None and not open_ended and "next_state" not in (columns or ()):
+        raise ValueError(
+            "There is a `judge` but nothing for it to read: pass `next_state` (a provider), or a dataset with a column "
+            "`next_state`."
+        )
+
+
+def with_judge_column(args: OPDConfig, kwargs: dict[str, Any], num_rewards: int) -> tuple[OPDConfig, dict[str, Any]]:
+    """Make room for the judge's score, which is one more reward function, in copies of what the caller gave.
+
+    Args:
+        args: The configuration; the judge's score gets the weight 1.
+        kwargs: Arguments for `GRPOTrainer`.
+        num_rewards: Number of the caller's own reward functions.
+
+    Raises:
+        ValueError: If weights or processing classes do not match the caller's reward functions.
+    """
+    if args.reward_weights is not None:
+        if len(args.reward_weights) != num_rewards:
+            raise ValueError(
+                f"`reward_weights` has {len(args.reward_weights)} entries for {num_rewards} `reward_funcs`. The "
+                "judge's score always has weight 1."
+            )
+        args = copy.copy(args)
+        args.reward_weights = [*args.reward_weights, 1.0]
+    classes = kwargs.get("reward_processing_classes")
+    if classes is not None:
+        classes = classes if isinstance(classes, list) else [classes]
+        kwargs = {**kwargs, "reward_processing_classes": [*classes, None]}
+    return args, kwargs
+
+
+def check_policy(trainer: SeamGRPOTrainer, needs_teacher: bool) -> None:
+    """Refuse a policy that the teacher could not follow, after TRL's own set-up.
+
+    Raises:
+        ValueError: If it takes images or has virtual tokens, or its router loss would be rescaled.
+    """
+    if needs_teacher and trainer.is_multimodal:
+        raise ValueError(
+            "The teacher cannot score image prompts yet. Pass the tokenizer instead of the processor as "
+            "`processing_class`."
+        )
+    if needs_teacher and trainer.uses_virtual_tokens:
+        raise ValueError(
+            "Prompt-learning adapters put virtual tokens before the padding, so a teacher with a longer prompt would "
+            "not score the same positions. Use LoRA."
+        )
+    if trainer.loss_type in ROW_MEAN_LOSSES and trainer.uses_router_aux_loss:
+        raise ValueError(
+            f"`loss_type={trainer.loss_type!r}` divides by rows; taking rows without a signal out of that divisor "
+            "would rescale the router loss as well. Use `loss_type='dapo'` or `router_aux_loss_coef=0`."
+        )
+    if is_peft_model(trainer.model) and trainer.args.learning_rate == type(trainer.args).learning_rate:
+        warnings.warn(
+            f"An adapter is trained with the default `learning_rate={trainer.args.learning_rate:g}`, which is meant "
+            "for full weights. LoRA usually wants about ten times as much.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def resolve_hint_source(wanted: str, judge: Judge | None, teacher_model: Any, train_dataset: Any) -> str:
     """Where the teacher's extra knowledge comes from: `"judge"`, `"privileged_context"` or `"none"`.
 
@@ -32,7 +117,8 @@ def resolve_hint_source(wanted: str, judge: Judge | None, teacher_model: Any, tr
     Raises:
         ValueError: If what is wanted is not there, if nothing is there, or if `"auto"` would have to choose.
     """
-    has_column = "privileged_context" in (getattr(train_dataset, "column_names", None) or ())
+    columns = getattr(train_dataset, "column_names", None)
+    has_column = "privileged_context" in (columns or ())
     if wanted == "auto":
         if judge is not None and has_column:
             raise ValueError(
@@ -51,7 +137,7 @@ def resolve_hint_source(wanted: str, judge: Judge | None, teacher_model: Any, tr
         )
     if wanted == "judge" and judge is None:
         raise ValueError("`hint_source='judge'` needs a `judge`.")
-    if wanted == "privileged_context" and train_dataset is not None and not has_column:
+    if wanted == "privileged_context" and columns is not None and not has_column:
         raise ValueError("`hint_source='privileged_context'` needs a dataset column `privileged_context`.")
     if wanted == "none" and teacher_model is None:
         raise ValueError(

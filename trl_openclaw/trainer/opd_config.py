@@ -2,14 +2,14 @@
 
 import warnings
 from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from trl import GRPOConfig
 
-from ..hints import DEFAULT_HINT_TEMPLATE, check_hint_template
+from ..hints import DEFAULT_HINT_TEMPLATE, HintPlacement, check_hint_template
 from ..teachers import TEACHERS
 
 HINT_SOURCES = ("auto", "judge", "privileged_context", "none")
-HINT_PLACEMENTS = ("user", "system")
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
 """Loss types that divide by the number of rows, so the rows without a signal have to be taken out of the divisor."""
 
@@ -36,6 +36,8 @@ class OPDConfig(GRPOConfig):
             trainer, or `teacher_model_name_or_path`, takes its place.
         teacher_model_name_or_path (`str`, *optional*):
             An external teacher with the student's tokenizer.
+        teacher_model_init_kwargs (`dict` or `str`, *optional*):
+            Loading arguments of the external teacher that differ from the student's `model_init_kwargs`.
         teacher_batch_size (`int`, *optional*):
             Rows per teacher forward pass. Defaults to `per_device_train_batch_size`.
         logp_gap_clip (`float`, *optional*, defaults to `1.0`):
@@ -51,8 +53,9 @@ class OPDConfig(GRPOConfig):
             Compare teacher and student on the same tokens and prompt before the first step, and refuse to train when
             they disagree.
         self_test_tolerance (`float`, *optional*):
-            Largest log-prob difference, in nats, that the self-test accepts. Defaults to `1e-3` in float32 and `0.5`
-            in half precision, where the shape of a batch alone moves single log-probs by tenths.
+            Mean log-prob difference, in nats, that the self-test accepts; a single token may differ 20 times as much.
+            Defaults to `1e-4` in float32 and `0.05` in half precision, where the shape of a batch alone moves
+            log-probs.
         feedback_timeout (`float`, *optional*, defaults to `600.0`):
             Seconds that next states and judging of one generation batch may take. What is not there by then is
             counted as timed out. Must stay below `ddp_timeout`, after which the process group would give up.
@@ -73,6 +76,8 @@ class OPDConfig(GRPOConfig):
     > - `num_generations`: `1` is accepted.
     """
 
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_model_init_kwargs"]
+
     learning_rate: float = field(default=1e-5, metadata={"help": "The initial learning rate for AdamW."})
     epsilon_high: float | None = field(
         default=0.28, metadata={"help": "Upper bound of the clipped probability ratio, minus one."}
@@ -90,6 +95,9 @@ class OPDConfig(GRPOConfig):
     )
     teacher_model_name_or_path: str | None = field(
         default=None, metadata={"help": "An external teacher with the student's tokenizer."}
+    )
+    teacher_model_init_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Loading arguments of the external teacher that differ from the student's."}
     )
     teacher_batch_size: int | None = field(
         default=None, metadata={"help": "Rows per teacher forward. Defaults to `per_device_train_batch_size`."}
@@ -111,7 +119,7 @@ class OPDConfig(GRPOConfig):
         default=True, metadata={"help": "Refuse to train when teacher and student disagree on equal input."}
     )
     self_test_tolerance: float | None = field(
-        default=None, metadata={"help": "Largest log-prob difference (nats) that the self-test accepts."}
+        default=None, metadata={"help": "Mean log-prob difference (nats) that the self-test accepts."}
     )
     feedback_timeout: float = field(
         default=600.0, metadata={"help": "Seconds that the feedback of one generation batch may take."}
@@ -137,7 +145,7 @@ class OPDConfig(GRPOConfig):
         for name, allowed in (
             ("teacher", tuple(TEACHERS)),
             ("hint_source", HINT_SOURCES),
-            ("hint_placement", HINT_PLACEMENTS),
+            ("hint_placement", get_args(HintPlacement)),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
@@ -182,7 +190,19 @@ class OPDConfig(GRPOConfig):
                 f"`feedback_timeout` ({self.feedback_timeout:g} s) must stay below `ddp_timeout` ({self.ddp_timeout} "
                 "s), or the process group gives up while one process still waits for its judge."
             )
-        biased = [name for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None)) if getattr(self, name) != off]
+        if self.torch_compile:
+            raise ValueError(
+                "`torch_compile=True` is not supported: a compiled forward would not see that only completion "
+                "positions are scored. Leave it off."
+            )
+        generation = self.generation_kwargs if isinstance(self.generation_kwargs, dict) else {}
+        if "temperature" in generation:
+            raise ValueError(
+                "`generation_kwargs` sets `temperature`, so tokens would be sampled at another temperature than they "
+                "are scored at. Use the field `temperature`."
+            )
+        biased = [name for name in ("top_p", "top_k", "min_p", "repetition_penalty") if name in generation]
+        biased += [name for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", None)) if getattr(self, name) != off]
         if self.repetition_penalty != 1.0:
             biased.append("repetition_penalty")
         if biased:

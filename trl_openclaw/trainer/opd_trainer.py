@@ -1,6 +1,5 @@
 """`OPDTrainer`: hindsight-guided on-policy distillation on top of TRL's `GRPOTrainer`."""
 
-import copy
 import textwrap
 import warnings
 from collections.abc import Callable
@@ -13,18 +12,18 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._trl import SeamGRPOTrainer, get_config_model_id
-from ..hints import longest_hint
+from ..hints import clean_hint, longest_hint
 from ..judges.base import Judge
 from ..losses import combine_advantages, gap_statistics, opd_advantages, token_gap
 from ..next_states.base import NextStateProvider
 from ..rewards import HindsightReward
 from ..scoring import TeacherRow, TokenScorer
-from ..teachers import LiveTeacher, LocalTeacher, Teacher
+from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, Teacher
 from ..types import Feedback
-from .build_teacher import build_teacher, copy_initial_weights
-from .guard import FailureGuard, check_services
+from .build_teacher import TeacherModel, build_teacher, choose_teacher_model
+from .guard import FailureGuard, SilenceAlarm, check_services
 from .hint_rows import DROP_REASONS, DropReason, HintedRow, render_hinted_rows
-from .inputs import check_columns, resolve_hint_source
+from .inputs import check_columns, check_feedback, check_policy, resolve_hint_source, with_judge_column
 from .opd_config import ROW_MEAN_LOSSES, OPDConfig
 from .self_test import run_self_test
 
@@ -125,16 +124,14 @@ class OPDTrainer(SeamGRPOTrainer):
         **kwargs: Any,
     ):
         args = self._checked_args(model, args)
-        if teacher_model is None:
-            teacher_model = args.teacher_model_name_or_path
+        teacher_model = choose_teacher_model(model, teacher_model, args)
         self.rl_weight, self.opd_weight = self._weights(args)
         self.judge = judge
         self.next_state = next_state
         check_columns(train_dataset, eval_dataset, kwargs.get("environment_factory"))
-        user_rewards = (
-            [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-        )
-        self._check_signals(judge, user_rewards)
+        check_feedback(judge, next_state, train_dataset, kwargs.get("rollout_func"))
+        user_rewards = list(reward_funcs) if isinstance(reward_funcs, list) else [f for f in [reward_funcs] if f]
+        self._check_signals(judge, user_rewards, teacher_model, args)
         self.hint_source = (
             resolve_hint_source(args.hint_source, judge, teacher_model, train_dataset) if self.opd_weight else "none"
         )
@@ -145,14 +142,10 @@ class OPDTrainer(SeamGRPOTrainer):
             timeout=args.feedback_timeout,
             score_only=self.hint_source != "judge",
         )
-        if args.reward_weights is not None:  # the judge's column joins the caller's, in a copy of the caller's config
-            args = copy.copy(args)
-            args.reward_weights = [*args.reward_weights, 1.0]
-        initial = (
-            copy_initial_weights(model, args, kwargs.get("peft_config"))
-            if self.opd_weight and teacher_model is None
-            else None
-        )
+        args, kwargs = with_judge_column(args, kwargs, len(user_rewards))
+        initial = InitialWeights()
+        if self.opd_weight and teacher_model is None:
+            initial = InitialWeights.before_training(model, args, kwargs.get("peft_config"))
         super().__init__(
             model,
             reward_funcs=[*user_rewards, self.feedback],
@@ -162,20 +155,15 @@ class OPDTrainer(SeamGRPOTrainer):
             processing_class=processing_class,
             **kwargs,
         )
-        self.feedback.eos_token_ids = frozenset([*self.eos_token_ids, self.processing_class.pad_token_id])
+        check_policy(self, needs_teacher=bool(self.opd_weight))
+        self.feedback.eos_token_ids = frozenset([*self.eos_token_ids, self.pad_token_id])
         self.feedback_listeners: list[Callable[[str, list[Feedback]], None]] = []
-        self._check_after_init()
-        self.scorer = TokenScorer(
-            self.accelerator,
-            self.processing_class.pad_token_id,
-            args.teacher_batch_size or args.per_device_train_batch_size,
-        )
+        batch_size = args.teacher_batch_size or args.per_device_train_batch_size
+        self.scorer = TokenScorer(self.accelerator, self.pad_token_id, batch_size)
         if self.opd_weight:
-            fresh_adapter = kwargs.get("peft_config") is not None
-            self.teacher = build_teacher(
-                self, self.scorer, teacher_model, teacher_processing_class, initial, fresh_adapter
-            )
+            self.teacher = build_teacher(self, self.scorer, teacher_model, teacher_processing_class, initial)
         self._guard = FailureGuard(args.judge_failure_limit, args.judge_failure_patience)
+        self._silence = SilenceAlarm()
         self._rollout: Rollout | None = None
         self._self_tested = not (args.self_test and self.opd_weight)
 
@@ -197,35 +185,21 @@ class OPDTrainer(SeamGRPOTrainer):
         """Weights of the reward and of the distillation advantage."""
         return 0.0, 1.0
 
-    def _check_signals(self, judge: Judge | None, reward_funcs: list) -> None:
+    def _check_signals(
+        self, judge: Judge | None, reward_funcs: list, teacher_model: TeacherModel | None, args: OPDConfig
+    ) -> None:
+        """Refuse, or warn about, arguments that this trainer would not use."""
         if reward_funcs:
             warnings.warn(
-                f"{type(self).__name__} trains on hints only: `reward_funcs` are logged, not trained. Use "
-                "`CombineTrainer` to train on both.",
+                f"{type(self).__name__} trains on hints only here: `reward_funcs` are logged, not trained. Use "
+                "`CombineTrainer` with `rl_weight` above 0 to train on both.",
                 UserWarning,
                 stacklevel=4,
             )
 
-    def _check_after_init(self) -> None:
-        if self.opd_weight and self.is_multimodal:
-            raise ValueError(
-                "The teacher cannot score image prompts yet. Pass a tokenizer instead of a processor as "
-                "`processing_class`, or use `CombineTrainer` with `opd_weight=0`."
-            )
-        if self.opd_weight and self.uses_virtual_tokens:
-            raise ValueError(
-                "Prompt-learning adapters put virtual tokens before the padding, so a teacher with a longer prompt "
-                "would not score the same positions. Use LoRA."
-            )
-        if self.loss_type in ROW_MEAN_LOSSES and self.uses_router_aux_loss:
-            raise ValueError(
-                f"`loss_type={self.loss_type!r}` divides by rows; taking rows without a signal out of that divisor "
-                "would rescale the router loss as well. Use `loss_type='dapo'` or `router_aux_loss_coef=0`."
-            )
-
     def train(self, *args: Any, **kwargs: Any):
         """Check that judge and next states can be reached, then train as usual."""
-        check_services([self.judge, self.next_state], self.accelerator)
+        check_services([self.judge, self.next_state], self)
         return super().train(*args, **kwargs)
 
     # From a sampled batch to what the loss needs
@@ -248,9 +222,10 @@ class OPDTrainer(SeamGRPOTrainer):
         if self.teacher is not None:
             self._run_self_test_once(batch, rollout)
             hinted = self._hint_rows(inputs, batch, rollout)
-            self._add_teacher_scores(self.teacher, batch, rollout, hinted)
+            hinted = self._add_teacher_scores(self.teacher, batch, rollout, hinted)
             self._record_hints(hinted)
             signal = signal | batch["hint_mask"]
+            self._mask_missing_scores(batch, has_score)
         self._keep_rows(batch, signal)
         logged = self.rl_weight * row_advantages if self.rl_weight else torch.full_like(row_advantages, float("nan"))
         self.replace_logged_advantages(self.accelerator.gather(logged))
@@ -267,15 +242,11 @@ class OPDTrainer(SeamGRPOTrainer):
         drops: list[DropReason | None] = []
         has_tokens = batch["completion_mask"].any(dim=1).tolist()
         for i, row in enumerate(inputs):
-            hint = self._choose_hint(i, row)
-            drop: DropReason | None = None
+            hint, drop = self._choose_hint(i, row)
             if self.empty_rows and self.empty_rows[i]:
                 drop = "empty_completion"
             elif not has_tokens[i]:
                 drop = "masked_completion"
-            elif hint is None and self.hint_source != "none":
-                failed = self.hint_source == "judge" and self.feedback.last[i].failure is not None
-                drop = "no_feedback" if failed else "no_hint"
             hints.append(hint)
             drops.append(drop)
         return render_hinted_rows(
@@ -289,18 +260,30 @@ class OPDTrainer(SeamGRPOTrainer):
             max_length=getattr(self.teacher, "max_length", None),
         )
 
-    def _choose_hint(self, index: int, row: dict[str, Any]) -> str | None:
-        if self.hint_source == "judge":
-            hints = self.feedback.last[index].hints
-            return longest_hint(hints) if hints else None
+    def _choose_hint(self, index: int, row: dict[str, Any]) -> tuple[str | None, DropReason | None]:
+        """The row's hint, or why it has none; neither where the teacher needs no hint."""
+        if self.hint_source == "none":
+            return None, None
         if self.hint_source == "privileged_context":
-            return row.get("privileged_context") or None
-        return None
+            found = row.get("privileged_context")
+            if found is not None and not isinstance(found, str):
+                return None, "unreadable_hint"
+            hint = clean_hint(found or "")
+            return hint, None if hint else "no_hint"
+        feedback = self.feedback.last[index]
+        hints = [hint for hint in map(clean_hint, feedback.hints) if hint]
+        if hints:
+            return longest_hint(hints), None
+        return None, "no_feedback" if feedback.failure is not None else "no_hint"
 
     def _add_teacher_scores(
         self, teacher: Teacher, batch: dict[str, Any], rollout: Rollout, hinted: list[HintedRow]
-    ) -> None:
-        """Add `teacher_per_token_logps` `(B, T)`, NaN where there is none, and `hint_mask` `(B,)`."""
+    ) -> list[HintedRow]:
+        """Add `teacher_per_token_logps` `(B, T)`, NaN where there is none, and `hint_mask` `(B,)`.
+
+        Returns:
+            The rows, those without a single score now dropped.
+        """
         rows = {
             i: TeacherRow(row.prompt_ids, rollout.completion_ids[i])
             for i, row in enumerate(hinted)
@@ -309,22 +292,38 @@ class OPDTrainer(SeamGRPOTrainer):
         kept = list(rows)
         with self.timed("teacher/seconds"):
             scores = teacher.score(list(rows.values()))
+        if scores.per_token_logps.size(0) != len(kept):
+            raise ValueError(f"The teacher scored {scores.per_token_logps.size(0)} rows, but was given {len(kept)}.")
         shape = batch["completion_ids"].shape
         teacher_logps = torch.full(shape, float("nan"), device=batch["completion_ids"].device)
         hint_mask = torch.zeros(shape[0], dtype=torch.bool, device=teacher_logps.device)
         if kept:
-            width = scores.per_token_logps.size(1)
             found = torch.where(scores.mask, scores.per_token_logps, float("nan")).to(teacher_logps)
-            teacher_logps[kept, :width] = found
-            hint_mask[kept] = True
+            teacher_logps[kept, : found.size(1)] = found
+            hint_mask[kept] = scores.mask.any(dim=1).to(hint_mask.device)
         batch["teacher_per_token_logps"] = teacher_logps
         batch["hint_mask"] = hint_mask
+        answered = hint_mask.tolist()
+        return [
+            HintedRow(drop="no_teacher_score") if i in rows and not answered[i] else row for i, row in enumerate(hinted)
+        ]
+
+    def _mask_missing_scores(self, batch: dict[str, Any], has_score: torch.Tensor) -> None:
+        """Take tokens that the teacher could not score out of the loss, unless the row's reward trains them."""
+        policy_mask = batch.get("tool_mask", torch.ones_like(batch["completion_mask"]))
+        missing = ~batch["teacher_per_token_logps"].isfinite() & batch["hint_mask"].unsqueeze(1)
+        counted = missing & (batch["completion_mask"] * policy_mask).bool()
+        local = torch.stack([counted.sum(), (batch["completion_mask"] * policy_mask)[batch["hint_mask"]].sum()])
+        lost, total = self.accelerator.gather(local).view(-1, 2).sum(0).tolist()
+        self.record_metric("teacher/missing_tokens", lost / max(total, 1))
+        batch["tool_mask"] = policy_mask * ~(missing & ~has_score.unsqueeze(1))
 
     def _keep_rows(self, batch: dict[str, Any], signal: torch.Tensor) -> None:
         """Take rows without a signal out of the loss and its normaliser, but leave them in the batch."""
         if self.empty_rows and any(self.empty_rows):
             signal = signal & ~torch.tensor(self.empty_rows, device=signal.device)
         policy_mask = batch.get("tool_mask", torch.ones_like(batch["completion_mask"]))
+        signal = signal & (batch["completion_mask"] * policy_mask).any(dim=1)
         batch["tool_mask"] = policy_mask * signal.unsqueeze(1).to(policy_mask)
         active_tokens = (batch["completion_mask"] * batch["tool_mask"]).sum()
         counts = torch.stack([active_tokens, signal.sum(), torch.tensor(len(signal), device=signal.device)])
@@ -333,7 +332,10 @@ class OPDTrainer(SeamGRPOTrainer):
         batch["row_scale"] = (
             rows / active.clamp(min=1) if self.loss_type in ROW_MEAN_LOSSES else torch.ones_like(tokens)
         )
-        self.record_metric("train_rows/share", (active / rows).item())
+        share = (active / rows).item()
+        self.record_metric("train_rows/share", share)
+        if self.mode == "train":
+            self._silence.observe(share)
 
     # In the loss
 
@@ -363,8 +365,8 @@ class OPDTrainer(SeamGRPOTrainer):
         self._self_tested = True
         self.record_metric("self_test/max_gap", result.max_gap)
         logger.info(
-            f"Self-test passed: without a hint, teacher and student differ by at most {result.max_gap:.2g} nats "
-            f"(tolerance {result.tolerance:g})."
+            f"Self-test passed: without a hint, teacher and student differ by {result.mean_gap:.2g} nats in the mean "
+            f"(accepted {result.tolerance:g}) and {result.max_gap:.2g} at most."
         )
 
     def _record_hints(self, hinted: list[HintedRow]) -> None:

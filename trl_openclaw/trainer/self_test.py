@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .._trl import SeamGRPOTrainer
+from .._trl import SeamGRPOTrainer, largest_dropout
 from ..errors import SelfTestError
 from ..scoring import TeacherRow
 from ..teachers.local import LocalTeacher
@@ -16,13 +16,15 @@ from ..teachers.local import LocalTeacher
 ROWS = 2
 """Rows that are compared."""
 
-TOLERANCE_FLOAT32 = 1e-3
-TOLERANCE_HALF = 0.5
+TOLERANCE_FLOAT32 = 1e-4
+TOLERANCE_HALF = 0.05
+OUTLIER = 20
+"""How many times the tolerance a single token may differ: rounding has a long tail, and a real fault is everywhere."""
 
 
 @dataclass(frozen=True)
 class SelfTestResult:
-    """Largest and mean absolute log-prob difference (nats) over all processes, and the tolerance it was held to."""
+    """Largest and mean absolute log-prob difference (nats) over all processes, and the tolerance of the mean."""
 
     max_gap: float
     mean_gap: float
@@ -43,10 +45,10 @@ def run_self_test(
         teacher: A teacher that holds the student's weights at this moment.
         batch: The generation batch of this rank.
         prompts: The prompts of this rank, to be rendered anew.
-        tolerance: Largest accepted difference in nats; `None` for the default of the precision in use.
+        tolerance: Accepted mean difference in nats; `None` for the default of the precision in use.
 
     Raises:
-        SelfTestError: On every rank, when any rank's difference is above the tolerance.
+        SelfTestError: On every rank, when the difference is above the tolerance.
     """
     sampled = [ids[mask.bool()].tolist() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
     rendered = [list(ids) for ids in trainer.tokenize_prompts(prompts)]
@@ -58,19 +60,18 @@ def run_self_test(
         TeacherRow(ids, completion) for ids, completion in zip(rendered[rows], completions, strict=True) if completion
     ]
     # A longer neighbour pads the rows, so a model whose positions shift under padding is found out here.
-    longest = max((len(ids) for ids in rendered[rows]), default=0)
-    neighbour = TeacherRow(
-        [trainer.processing_class.pad_token_id] * (longest + 7), [trainer.processing_class.pad_token_id]
-    )
+    longest = max((len(ids) for ids in rendered[rows]), default=0) + 7
+    longest = min(longest, (teacher.max_length or longest + 1) - 1)
+    neighbour = TeacherRow([trainer.pad_token_id] * longest, [trainer.pad_token_id])
     scores = teacher.score([*asked, neighbour])
     kept = [i for i, completion in enumerate(completions) if completion]
     gaps = [
         (scores.per_token_logps[j, : lengths[i]] - student[i, : lengths[i]].float()).abs() for j, i in enumerate(kept)
     ]
-    gap = torch.cat([*gaps, student.new_zeros(1, dtype=torch.float32)])
+    gap = torch.cat([*gaps, student.new_zeros(1, dtype=torch.float32)]).nan_to_num(float("inf"))
     same_prompt = all(a == b for a, b in zip(sampled, rendered, strict=True))
     local = torch.tensor(
-        [gap.nan_to_num(float("inf")).max().item(), gap.sum().item(), gap.numel() - 1, not same_prompt],
+        [gap.max().item(), gap.sum().item(), gap.numel() - 1, not same_prompt],
         device=batch["completion_ids"].device,
     )
     world = trainer.accelerator.gather(local).view(-1, 4)
@@ -81,7 +82,7 @@ def run_self_test(
         mean_gap=(world[:, 1].sum() / world[:, 2].sum().clamp(min=1)).item(),
         tolerance=tolerance,
     )
-    if world[:, 3].any() or result.max_gap > tolerance:
+    if world[:, 3].any() or result.mean_gap > tolerance or result.max_gap > OUTLIER * tolerance:
         raise SelfTestError(_explain(trainer, teacher, result, sampled, rendered))
     return result
 
@@ -103,10 +104,9 @@ def _explain(trainer, teacher, result: SelfTestResult, sampled, rendered) -> str
                 "and, with a `rollout_func`, how it renders prompts"
             )
             break
-    dropout = max((m.p for m in trainer.model.modules() if isinstance(m, nn.Dropout)), default=0.0)
-    attention = getattr(trainer.model.config.get_text_config(), "attention_dropout", 0.0) or 0.0
-    if trainer.model.training and max(dropout, attention) > 0 and not trainer.args.disable_dropout:
-        causes.append(f"dropout: the student trains with p={max(dropout, attention):g}. Set `disable_dropout=True`")
+    dropout = largest_dropout(trainer.model)
+    if trainer.model.training and dropout > 0:
+        causes.append(f"dropout: the student trains with p={dropout:g}. Set `disable_dropout=True`")
     if _dtype(teacher.model) != _dtype(trainer.model):
         causes.append(f"dtype: the teacher is {_dtype(teacher.model)}, the student {_dtype(trainer.model)}")
     unwrapped = trainer.accelerator.unwrap_model(teacher.model)
@@ -121,8 +121,8 @@ def _explain(trainer, teacher, result: SelfTestResult, sampled, rendered) -> str
             "`self_test_tolerance`"
         )
     return (
-        f"Self-test failed: without a hint, teacher and student differ by up to {result.max_gap:.3g} nats on the same "
-        f"tokens (mean {result.mean_gap:.3g}, tolerance {result.tolerance:g}). What differs: {'; '.join(causes)}."
+        f"Self-test failed: without a hint, teacher and student differ by {result.mean_gap:.3g} nats on the same "
+        f"tokens (up to {result.max_gap:.3g}; accepted mean {result.tolerance:g}). What differs: {'; '.join(causes)}."
     )
 
 
