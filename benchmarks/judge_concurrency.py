@@ -2,8 +2,8 @@
 
     python benchmarks/judge_concurrency.py
 
-A real HTTP server on loopback answers each request after `--delay` seconds. All votes of all turns are asked at once, so
-the batch should take about one delay, not turns x votes of them.
+A real HTTP server on loopback answers each request after `--delay` seconds. All votes of all turns are asked at once,
+so the batch should take about one delay, not turns x votes of them.
 
 The last line is JSON: `{"judge_seconds": s, "sequential_seconds": q, "max_in_flight": n}`.
 """
@@ -44,9 +44,8 @@ def main() -> None:
         seconds = time.perf_counter() - started
     assert all(feedback.score == -1 and feedback.hints == ("Be brief.",) for feedback in found)
     sequential = args.turns * args.votes * args.delay
-    print(
-        f"{args.turns} turns x {args.votes} votes at {args.delay:g} s each: {seconds:.2f} s, one by one {sequential:g} s"
-    )
+    work = f"{args.turns} turns x {args.votes} votes at {args.delay:g} s each"
+    print(f"{work}: {seconds:.2f} s, one by one {sequential:g} s")
     print(
         json.dumps(
             {

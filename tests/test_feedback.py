@@ -86,7 +86,7 @@ def test_no_next_state_is_neither_verdict_nor_failure(row):
         {"role": "assistant", "content": "x"},
         {"content": "x"},
         {"role": "user"},
-        NextState([{"type": "text"}]),
+        NextState(["text without a type"]),
     ],
 )
 def test_an_unreadable_column_fails_its_own_turn(value):
@@ -101,7 +101,7 @@ def test_an_unreadable_column_fails_its_own_turn(value):
 @pytest.mark.parametrize("role", ["user", "tool"])
 @pytest.mark.parametrize("known", [True, False])
 def test_content_that_cannot_be_read_stays_out_of_the_logs(role, known):
-    state = NextState([{"type": "text"}], role=role)
+    state = NextState(["text without a type"], role=role)
     batch = [Turn("p", "0", state)] if known else turns(1)
     feedbacks = collect(batch, [{"next_state": state}], next_state=None)
     assert feedbacks[0].failure == "next_state_failed"

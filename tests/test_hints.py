@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_openclaw.errors import HintError
-from trl_openclaw.hints import DEFAULT_HINT_TEMPLATE, check_hint_template, clean_hint, insert_hint, longest_hint
+from trl_openclaw.hints import (
+    DEFAULT_HINT_TEMPLATE,
+    check_hint_template,
+    clean_hint,
+    insert_hint,
+    longest_hint,
+    unquote,
+)
 
 T = "[{hint}]"
 
@@ -175,6 +182,28 @@ def test_changing_the_result_does_not_reach_the_original(prompt, hint):
 )
 def test_clean_hint(raw, clean):
     assert clean_hint(raw) == clean
+
+
+@pytest.mark.parametrize(
+    ("quoted", "bare"),
+    [
+        (' "Be brief." \n', "Be brief."),
+        ("`Be brief.`", "Be brief."),
+        ("“«Be brief.»”", "Be brief."),
+        ("„Kurz, bitte.“", "Kurz, bitte."),
+        ("'Don't use bold'", "Don't use bold"),
+        ("‘Don’t use bold’", "Don’t use bold"),
+        ("'a' or 'b'", "'a' or 'b'"),
+        ("\"a'", "\"a'"),
+        ('Say "no"', 'Say "no"'),
+        ('""', ""),
+        ('"', '"'),
+        ("**bold**", "**bold**"),
+        ("", ""),
+    ],
+)
+def test_unquote(quoted, bare):
+    assert unquote(quoted) == bare
 
 
 @given(st.text(max_size=60))

@@ -7,7 +7,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from trl_openclaw import local_chat
 from trl_openclaw.errors import ChatError, JudgeUnavailableError
+from trl_openclaw.feedback import collect_feedback
 from trl_openclaw.judges import LocalJudge
 from trl_openclaw.local_chat import LocalChat
 from trl_openclaw.types import NextState, Turn
@@ -239,6 +241,83 @@ def test_those_who_left_do_not_hold_up_the_rest(model, tokenizer):
 
     assert asyncio.run(go()).text == "ok"
     assert len(spy.calls) == 1
+
+
+class Steps:
+    """Counts a model's forward passes and makes each take its time; shows whether any is under way."""
+
+    def __init__(self, model, seconds=0.05):
+        self.count, self.seconds, self.started = 0, seconds, threading.Event()
+        model.register_forward_hook(self)
+
+    def __call__(self, *_):
+        self.count += 1
+        self.started.set()
+        time.sleep(self.seconds)
+
+
+@pytest.mark.parametrize("count", [1, 4])  # less than a batch, and more than one
+def test_after_the_deadline_the_policy_is_free_to_train(model, tokenizer, count):
+    model.config.max_position_embeddings = 100_000
+    model.train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    random_state = torch.get_rng_state()
+    steps = Steps(model)
+    judge = LocalJudge(model, tokenizer, num_votes=3, temperature=1.0, max_tokens=2000, max_batch=4)
+    turns = [Turn("hi", f"reply {i}", NextState("no")) for i in range(count)]
+
+    async def go():
+        feedbacks = await collect_feedback(turns, [{}] * count, next_state=None, judge=judge, timeout=1.0)
+        # Still inside the event loop, whose end would wait for all its threads.
+        before = steps.count
+        assert before >= 1
+        assert [module.training for module in model.modules()] == modes
+        assert torch.equal(torch.get_rng_state(), random_state)
+        await asyncio.sleep(0.3)
+        assert steps.count == before
+        return feedbacks
+
+    began = time.perf_counter()
+    assert [feedback.failure for feedback in asyncio.run(go())] == ["judge_timeout"] * count
+    assert time.perf_counter() - began < 10  # 2000 steps would take 100 s
+
+
+def test_who_leaves_others_behind_does_not_wait_and_does_not_stop_them(model, tokenizer):
+    steps = Steps(model)
+    chat = LocalChat(model, tokenizer)
+
+    async def go():
+        stays = asyncio.create_task(chat.complete(user("q"), max_tokens=10))
+        leaves = asyncio.create_task(chat.complete(user("q"), max_tokens=10))
+        await asyncio.to_thread(steps.started.wait)
+        leaves.cancel()
+        await asyncio.wait([leaves])
+        assert steps.count < 10
+        with pytest.raises(ChatError) as error:
+            await stays
+        return error.value
+
+    assert asyncio.run(go()).kind == "truncated"
+    assert steps.count == 10 + 40
+
+
+def test_a_batch_abandoned_before_its_turn_never_touches_the_model(model, tokenizer):
+    spy = Spy(model)
+    chat = LocalChat(model, tokenizer)
+
+    async def go():
+        with local_chat._GENERATING:
+            task = asyncio.create_task(chat.complete(user("q"), max_tokens=4))
+            while not chat._working or chat._waiting:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.sleep(0.05)
+            assert not task.done()
+        await asyncio.wait([task])
+
+    asyncio.run(go())
+    assert spy.calls == []
 
 
 def test_two_chats_never_generate_at_once(model, tokenizer):

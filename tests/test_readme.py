@@ -32,8 +32,14 @@ COMMANDS = {
         "tests/recipes/test_recipes.py::test_combine_through_our_command"
     ),
     "python benchmarks/step_overhead.py": "tests/benchmarks/test_step_overhead.py::test_runs_and_ends_in_json",
+    "python benchmarks/judge_concurrency.py": "tests/benchmarks/test_judge_concurrency.py::test_runs_and_ends_in_json",
 }
 """A command of the README, and what runs it exactly so (a test may add what makes it small): a test, or CI."""
+
+ENVIRONMENT = {"OMP_NUM_THREADS", "OPENAI_API_KEY"}
+"""Environment variables that our docs explain. Any other NAME_IN_CAPITALS in running text is a placeholder."""
+
+PROGRAMS = ("make ", "accelerate launch ", "trl-openclaw ", "pip ")
 
 
 def blocks(text: str, *languages: str) -> list[str]:
@@ -53,6 +59,27 @@ def unknown_commands(text: str) -> list[str]:
     return [command for command in commands(text) if command not in COMMANDS]
 
 
+def unknown_inline_commands(text: str) -> list[str]:
+    """Commands inside sentences that are none of ours, nor the beginning of one (a closing `...` is left out)."""
+    inline = (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", without_blocks(text)))
+    given = [code for code in inline if code.startswith(PROGRAMS)]
+    return [code for code in given if not any(f"{command} ".startswith(_beginning(code)) for command in COMMANDS)]
+
+
+def _beginning(code: str) -> str:
+    return f"{code.removesuffix('...').strip()} "
+
+
+def placeholders(text: str) -> list[str]:
+    """What looks like a figure that was to be filled in: `NAME_IN_CAPITALS` outside code."""
+    prose = re.sub(r"`[^`]+`", "", without_blocks(text))
+    return [name for name in re.findall(r"\b[A-Z]+_[A-Z_]+\b", prose) if name not in ENVIRONMENT]
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def unknown_names(code: str) -> list[str]:
     """What a piece of code imports from this package and does not find there."""
     missing = []
@@ -70,6 +97,15 @@ def test_every_command_of_the_readme_is_run():
         f"No test and no CI step is known to run these commands of README.md: {unknown}. Write a test that runs each "
         "exactly as it stands there, and add it to COMMANDS in tests/test_readme.py."
     )
+
+
+def test_commands_inside_sentences_are_among_those():
+    unknown = unknown_inline_commands(README.read_text())
+    assert not unknown, f"README.md names these commands, which nothing runs: {unknown}. See COMMANDS."
+
+
+def test_no_figure_is_left_to_be_filled_in():
+    assert placeholders(README.read_text()) == []
 
 
 @pytest.mark.parametrize("command", [command for command, runner in COMMANDS.items() if runner != CI])
@@ -100,6 +136,21 @@ def test_python_examples_compile_and_their_names_exist():
 def test_links_to_files_of_this_repository_lead_somewhere():
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", README.read_text())
     assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_how_running_text_is_read():
+    text = """
+Set OPENAI_API_KEY, then `make demo`, `make model` or `trl-openclaw
+combine`; `accelerate launch recipes/combine.py --config ...`, `trl-openclaw comb ...`, `pip` and `pip install x`.
+
+MEASURED_DEMO, not `MEASURED_CODE`
+
+```bash
+make nothing  # IN_A_BLOCK
+```
+"""
+    assert unknown_inline_commands(text) == ["make model", "trl-openclaw comb ...", "pip install x"]
+    assert placeholders(text) == ["MEASURED_DEMO"]
 
 
 def test_how_commands_are_read():

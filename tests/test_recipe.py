@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from stub_chat_server import Reply
 from trl import DatasetMixtureConfig
 from trl.scripts.utils import DatasetConfig
 
@@ -18,8 +20,10 @@ from trl_openclaw import (
     LocalJudge,
     OutcomeJudge,
     RuleJudge,
+    Turn,
     UserSimulator,
     cli,
+    collect_feedback,
     recipe,
 )
 from trl_openclaw.recipe import FeedbackArguments, build_judge, build_next_state, parse_recipe_args
@@ -96,6 +100,81 @@ def test_llm_judge_takes_every_setting(monkeypatch, chat_server):
     asyncio.run(judge.client.complete([{"role": "user", "content": "hi"}], max_tokens=5))
     assert chat_server.requests[0]["model"] == "stub-model"
     assert chat_server.headers[0]["authorization"] == "Bearer secret"
+
+
+def with_our_config(monkeypatch, tmp_path, name, server, *argv):
+    """Judge and next state as one of our configs describes them, on the stub server."""
+    monkeypatch.chdir(tmp_path)
+    config = cli.recipes_dir() / "configs" / f"{name}.yaml"
+    server.models = ["Qwen/Qwen3-8B"]
+    argv = ["--config", config, "--use_cpu", "true", "--judge_base_url", server.base_url, *argv]
+    script_args = parse(monkeypatch, name, *argv)[0]
+    judge = build_judge(script_args)
+    return judge, build_next_state(script_args, judge)
+
+
+def judged(judge, user, turn):
+    (feedback,) = asyncio.run(collect_feedback([turn], [{}], next_state=user, judge=judge))
+    return feedback
+
+
+def judge_or_user(messages, thoughts=""):
+    marker = re.search(r"The marker is (\w+)\.", messages[-1]["content"])
+    if marker is None:
+        return f"{thoughts}Shorter, please."
+    return f"{thoughts}VERDICT-{marker[1]}: -1\nHINT-{marker[1]}: Be brief.\nEND-{marker[1]}"
+
+
+# To a server that counts words as tokens, 600 of them; it speaks of the tags it will use, as models do.
+THOUGHTS = f"<think>{'VERDICT: 1 ' * 300}</think>\n\n"
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_our_configs_ask_judge_and_user_not_to_think(monkeypatch, tmp_path, chat_server, name):
+    chat_server.script = judge_or_user
+    feedback = judged(*with_our_config(monkeypatch, tmp_path, name, chat_server), Turn("hi", "Well, ..."))
+    assert (feedback.score, feedback.turn.next_state.text) == (-1, "Shorter, please.")
+    assert len(chat_server.requests) == 1 + 3
+    assert [request["chat_template_kwargs"] for request in chat_server.requests] == [{"enable_thinking": False}] * 4
+
+
+def test_a_judge_and_a_user_who_think_at_length_are_understood(monkeypatch, tmp_path, chat_server):
+    def think(messages):
+        answer = judge_or_user(messages, THOUGHTS)
+        room = chat_server.requests[-1]["max_tokens"]
+        words = answer.split(" ")
+        return answer if len(words) <= room else Reply(" ".join(words[:room]), finish_reason="length")
+
+    chat_server.script = think
+    argv = ("--judge_num_votes", 1, "--judge_max_tokens", 512)
+    feedback = judged(*with_our_config(monkeypatch, tmp_path, "opd", chat_server, *argv), Turn("hi", "Well, ..."))
+    assert feedback.turn.next_state.text == "Shorter, please."
+    assert (feedback.score, feedback.hints, feedback.failure) == (-1, ("Be brief.",), None)
+    # The user has room for it; the judge's answer is cut once and asked for again.
+    assert [request["max_tokens"] for request in chat_server.requests] == [1024, 512, 2048]
+
+
+def test_extra_body_from_the_command_line(monkeypatch, tmp_path, chat_server):
+    chat_server.script = judge_or_user
+    argv = ("--judge_extra_body", '{"seed": 3, "chat_template_kwargs": {"enable_thinking": true}}')
+    judged(*with_our_config(monkeypatch, tmp_path, "rl", chat_server, *argv), Turn("hi", "Well, ..."))
+    assert {request["seed"] for request in chat_server.requests} == {3}
+    assert chat_server.requests[0]["chat_template_kwargs"] == {"enable_thinking": True}
+
+
+@pytest.mark.parametrize(("body", "word"), [("{seed: 3}", "not JSON"), ("[1]", "fields"), ([1], "fields")])
+def test_extra_body_that_is_none(body, word):
+    with pytest.raises(ValueError) as error:
+        arguments(judge_extra_body=body)
+    assert_one_clear_line(error, "`judge_extra_body`", word)
+
+
+@pytest.mark.parametrize("judge", ["local", "outcome", None])
+def test_extra_body_without_a_server(judge):
+    with pytest.raises(ValueError) as error:
+        build_judge(arguments(judge=judge, judge_model="m", judge_extra_body={"seed": 3}))
+    assert_one_clear_line(error, "`judge_extra_body`", "`judge: llm`")
+    build_judge(arguments(judge=judge, judge_model="m", judge_extra_body="{}"))
 
 
 def test_local_judge_takes_its_settings():

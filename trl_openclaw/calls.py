@@ -14,4 +14,4 @@ def is_async_callable(thing: Any) -> bool:
     """
     while isinstance(thing, functools.partial):
         thing = thing.func
-    return inspect.iscoroutinefunction(thing) or inspect.iscoroutinefunction(getattr(type(thing), "__call__", None))
+    return inspect.iscoroutinefunction(thing) or (callable(thing) and inspect.iscoroutinefunction(type(thing).__call__))

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 NEXT_STATE_COLUMN = "next_state"
 
 _DETAIL_LENGTH = 500
-# How long cancelled turns may tidy up before they are left behind.
-_GRACE = 1.0
+# Seconds that cancelled turns may take to tidy up before they are left behind. A judge that is the policy itself needs
+# one decoding step to let go of the model, which for a large batch on a CPU takes seconds; others need next to none.
+_GRACE = 10.0
 
 
 async def collect_feedback(
@@ -50,7 +51,8 @@ async def collect_feedback(
         judge: The judge. It is not asked about a turn without next state, nor about a blank user message.
         max_concurrency: Turns in flight at once. A turn's votes go out together inside its one place, so a judge with
             three votes sees up to three times as many requests. Turns that hang keep their places until the deadline.
-        timeout: Seconds for the whole batch. Turns unfinished by then are cancelled.
+        timeout: Seconds for the whole batch. Turns unfinished by then are cancelled; those that do not stop within ten
+            more seconds are left behind.
 
     Returns:
         One `Feedback` per turn, in the order of `turns`. Its `failure` is `next_state_failed` or `judge_failed` for an

@@ -103,19 +103,28 @@ def clean_hint(text: str) -> str | None:
     text = "".join(" " if unicodedata.category(c) in ("Zs", "Cc") and c != "\n" else c for c in text)
     text = re.sub(r" *\n *", "\n", re.sub(r" +", " ", text))
     text = re.sub(r"\n{3,}", "\n\n", text).strip()
-    while (inner := _unquoted(text)) is not None:
-        text = inner
+    text = unquote(text)
     return text if any(c.isalnum() for c in text) else None
 
 
-def _unquoted(text: str) -> str | None:
-    """The text without the pair of quotes around it; `None` when its first and last marks are not one pair."""
-    if len(text) < 2 or _QUOTES.get(text[0]) != text[-1]:
-        return None
-    inner = text[1:-1]
-    # An apostrophe inside a word is no quote: 'Don't use bold' is one quoted hint.
-    bare = re.sub(r"(?<=\w)['’](?=\w)", "", inner)
-    return None if text[0] in bare or text[-1] in bare else inner.strip()
+def unquote(text: str) -> str:
+    """The text without the quotation marks around the whole of it, as a model puts them around what it says.
+
+    Args:
+        text: Any text. Backticks count as quotation marks; apostrophes inside words do not.
+
+    Returns:
+        The text without surrounding space and pairs of marks, however many there are. `"A" or "B"` is no pair.
+    """
+    text = text.strip()
+    while len(text) > 1 and _QUOTES.get(text[0]) == text[-1]:
+        inner = text[1:-1]
+        # 'Don't use bold' is one quoted text.
+        bare = re.sub(r"(?<=\w)['’](?=\w)", "", inner)
+        if text[0] in bare or text[-1] in bare:
+            break
+        text = inner.strip()
+    return text
 
 
 def longest_hint(hints: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from .types import Messages
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
 # The random state belongs to the process: two generations at once, of any models, would restore it over each other.
 _GENERATING = threading.Lock()
@@ -33,6 +33,7 @@ class _Job:
     max_tokens: int
     temperature: float
     draft: "Future[Draft]" = field(default_factory=Future)
+    abandoned: bool = False
 
     @property
     def settings(self) -> tuple[int, float]:
@@ -46,6 +47,9 @@ class LocalChat:
     Questions asked at the same time are answered in batches, one batch at a time, in a thread. The model is left as it
     was found (training mode, gradient checkpointing), and so is torch's random state: sampling uses a stream of its
     own, seeded from torch's initial seed.
+
+    A generation whose askers have all been cancelled ends with the token it is at, and they wait for that: a model that
+    is also trained must not be in two hands. Reading the prompts counts as one token here.
 
     Args:
         model (`str` or `torch.nn.Module`):
@@ -75,6 +79,7 @@ class LocalChat:
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self._waiting: list[_Job] = []
         self._working = False
+        self._batch: list[_Job] = []
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._loaded: nn.Module | None = None
@@ -95,7 +100,11 @@ class LocalChat:
         async def ask(room: int) -> Draft:
             job = _Job(messages, room, temperature or 0.0)
             self._submit(job)
-            return await asyncio.wrap_future(job.draft)
+            try:
+                return await asyncio.wrap_future(job.draft)
+            except asyncio.CancelledError:
+                await self._abandon(job)
+                raise
 
         return await complete_with_room(ask, max_tokens)
 
@@ -113,6 +122,20 @@ class LocalChat:
         if start:
             # Not awaited: the work also serves others, so it must outlive whoever asked first.
             asyncio.get_running_loop().run_in_executor(None, self._work)
+
+    async def _abandon(self, job: _Job) -> None:
+        """Give up a job; if nobody wants the running batch any more, wait until the worker has let go of the model.
+
+        Whichever batch the job is in: `asyncio.gather` is over as soon as one of its cancelled questions is.
+        """
+        job.abandoned = True
+        job.draft.cancel()
+        await asyncio.sleep(0)  # whoever is cancelled together with this one gives up, too
+        with self._lock:
+            batch = self._batch
+        if batch and _is_abandoned(batch):
+            with suppress(ChatError):
+                await asyncio.wrap_future(batch[0].draft)
 
     def _work(self) -> None:
         """Answer all waiting jobs, batch by batch."""
@@ -143,6 +166,7 @@ class LocalChat:
                 if job.draft.set_running_or_notify_cancel():
                     batch.append(job)
             self._working = bool(batch)
+            self._batch = batch
         return batch
 
     def _load(self) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
@@ -182,8 +206,12 @@ class LocalChat:
         max_tokens, temperature = batch[0].settings
         rooms = [min(max_tokens, window - len(prompts[index])) for index in fitting]
         ends = _end_ids(model, tokenizer)
-        with _GENERATING, torch.no_grad(), _in_eval(model), self._own_randomness(model):
-            outputs = _run(model, [prompts[index] for index in fitting], max(rooms), temperature, ends)
+        with _GENERATING:
+            if _is_abandoned(batch):  # before its turn came: the model may be training by now
+                return [ChatError("error", "nobody waits for the answer any more") for _ in batch]
+            with torch.no_grad(), _in_eval(model), self._own_randomness(model):
+                fitting_prompts = [prompts[index] for index in fitting]
+                outputs = _run(model, fitting_prompts, max(rooms), temperature, ends, _until_abandoned(batch))
         for index, room, ids in zip(fitting, rooms, outputs, strict=True):
             stop = next((at for at, token in enumerate(ids[:room]) if token in ends), None)
             text = tokenizer.decode(ids[: room if stop is None else stop], skip_special_tokens=True)
@@ -226,8 +254,29 @@ class LocalChat:
             yield
 
 
+def _is_abandoned(batch: list[_Job]) -> bool:
+    return all(job.abandoned for job in batch)
+
+
+def _until_abandoned(batch: list[_Job]) -> "StoppingCriteriaList":
+    """Ends a generation as soon as nobody waits for any of its rows."""
+    import torch
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    class Abandoned(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.full(input_ids.shape[:1], _is_abandoned(batch), dtype=torch.bool, device=input_ids.device)
+
+    return StoppingCriteriaList([Abandoned()])
+
+
 def _run(
-    model: "nn.Module", prompts: list[list[int]], max_new_tokens: int, temperature: float, ends: list[int]
+    model: "nn.Module",
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    temperature: float,
+    ends: list[int],
+    stopping: "StoppingCriteriaList",
 ) -> list[list[int]]:
     """The new ids of every row, whatever follows an end token included."""
     import torch
@@ -247,6 +296,7 @@ def _run(
         pad_token_id=pad,
         use_cache=True,
         return_dict_in_generate=False,
+        stopping_criteria=stopping,
         **sampling,
         **greedy,
     )

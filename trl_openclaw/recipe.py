@@ -1,13 +1,13 @@
 """What the recipes share: arguments for feedback, and how names in a config file become judges and next states."""
 
 import importlib
-import inspect
+import json
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from trl import (
@@ -20,6 +20,7 @@ from trl import (
     get_quantization_config,
 )
 
+from .calls import is_async_callable
 from .judges import Judge, LLMJudge, LocalJudge, OutcomeJudge, RuleJudge
 from .next_states import PERSONAS, FunctionNextState, NextStateProvider, UserSimulator
 from .report import HeldOutReport
@@ -49,6 +50,9 @@ class FeedbackArguments(ScriptArguments):
             Room for one answer of the judge.
         judge_timeout (`float`, *optional*, defaults to `60.0`):
             Seconds that one request may take.
+        judge_extra_body (`dict` or `str`, *optional*):
+            More fields for each request to the judge's server, the simulated user's included, such as
+            `{"chat_template_kwargs": {"enable_thinking": false}}`. As text it is JSON.
         next_state (`str`, *optional*):
             The name of a scripted persona, `"simulator"` (the judge's model plays `persona`), or a dotted path to a
             provider or to a function of turn and row. Without it the dataset column `next_state` is read.
@@ -72,9 +76,23 @@ class FeedbackArguments(ScriptArguments):
     )
     judge_max_tokens: int = field(default=512, metadata={"help": "Room for one answer of the judge."})
     judge_timeout: float = field(default=60.0, metadata={"help": "Seconds that one request may take."})
+    judge_extra_body: dict | str | None = field(
+        default=None, metadata={"help": "More fields for each request to the judge's server, as JSON."}
+    )
     next_state: str | None = field(default=None, metadata={"help": "A persona's name, `simulator`, or a dotted path."})
     persona: str | None = field(default=None, metadata={"help": "Whom the simulator plays, in words."})
     report_dir: str | None = field(default=None, metadata={"help": "Write a before-and-after report there."})
+
+    def __post_init__(self):
+        body = self.judge_extra_body
+        if isinstance(body, str):
+            try:
+                body = json.loads(body)
+            except ValueError as error:
+                raise ValueError(f"`judge_extra_body` is not JSON: {error}. Got {body!r}.") from error
+        if body is not None and not isinstance(body, dict):
+            raise ValueError(f"`judge_extra_body` must hold fields and their values, got {body!r}.")
+        self.judge_extra_body = body
 
 
 def make_recipe_parser(config_class: type[OPDConfig], prog: str | None = None) -> TrlParser:
@@ -152,12 +170,17 @@ def run_recipe(
 
 def build_judge(args: FeedbackArguments) -> Judge | None:
     """The judge that `args.judge` names, or `None`."""
+    if args.judge_extra_body and args.judge != "llm":
+        raise ValueError(
+            f"`judge_extra_body` goes to a server, and `judge: {args.judge}` asks none: use `judge: llm`, or empty it "
+            "(`--judge_extra_body {}`)."
+        )
     if args.judge is None:
         return None
     if args.judge in JUDGES:
         return JUDGES[args.judge](args)
     judge = _load_object(args.judge, "judge", JUDGES)
-    return judge if _is_async(judge) else RuleJudge(judge)
+    return judge if is_async_callable(judge) else RuleJudge(judge)
 
 
 def build_next_state(args: FeedbackArguments, judge: Judge | None) -> NextStateProvider | None:
@@ -172,7 +195,7 @@ def build_next_state(args: FeedbackArguments, judge: Judge | None) -> NextStateP
             raise ValueError("`next_state: simulator` needs `persona`, and a judge of kind `llm` or `local` to ask.")
         return UserSimulator(client, args.persona)
     provider = _load_object(args.next_state, "next_state", [*PERSONAS, "simulator"])
-    return provider if _is_async(provider) else FunctionNextState(provider)
+    return provider if is_async_callable(provider) else FunctionNextState(provider)
 
 
 def _llm_judge(args: FeedbackArguments) -> Judge:
@@ -186,6 +209,7 @@ def _llm_judge(args: FeedbackArguments) -> Judge:
         question=args.judge_question,
         max_tokens=args.judge_max_tokens,
         timeout=args.judge_timeout,
+        extra_body=cast(dict | None, args.judge_extra_body),  # parsed when the arguments were made
     )
 
 
@@ -225,10 +249,6 @@ def _load_object(path: str, what: str, names: Any) -> Any:
     if isinstance(found, type) or not callable(found):
         raise ValueError(f"`{what}: {path}` is {found!r}; name a function, or an object that can be called.")
     return found
-
-
-def _is_async(thing: Any) -> bool:
-    return inspect.iscoroutinefunction(thing) or inspect.iscoroutinefunction(type(thing).__call__)
 
 
 def _use_all_cores(args: OPDConfig) -> None:

@@ -7,7 +7,7 @@ A `Turn` is what the policy said and what happened next; a judge turns it into a
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Message = Mapping[str, Any]
 """One chat message: `role`, `content` (text or a list of parts), and whatever else the template reads."""
@@ -17,16 +17,14 @@ Messages = Sequence[Message]
 VoteFailure = Literal["unparseable", "truncated", "timeout", "unreachable", "refused", "error"]
 """Why a vote has no score. `refused` is an answer from the server that a retry cannot mend (a bad key, say)."""
 
-VOTE_FAILURES: tuple[VoteFailure, ...] = ("unparseable", "truncated", "timeout", "unreachable", "refused", "error")
+VOTE_FAILURES: tuple[VoteFailure, ...] = get_args(VoteFailure)
 
 HintFailure = Literal[
     "unparseable", "unterminated", "too_long", "truncated", "timeout", "unreachable", "refused", "error"
 ]
 """Why a judge that was asked for a hint gave none that can be used. Saying that there is none is not a failure."""
 
-HINT_FAILURES: tuple[HintFailure, ...] = (
-    "unparseable", "unterminated", "too_long", "truncated", "timeout", "unreachable", "refused", "error",
-)  # fmt: skip
+HINT_FAILURES: tuple[HintFailure, ...] = get_args(HintFailure)
 
 Outcome = Literal["positive", "negative", "neutral", "tied", "failed", "unasked"]
 """What the votes came to. `tied`, `failed` (no valid vote) and `unasked` carry no score and are not `neutral`."""

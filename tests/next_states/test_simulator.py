@@ -42,7 +42,7 @@ def test_asks_as_the_person_and_shows_what_the_user_saw():
     state = say(client)
     assert (state.text, state.role, state.satisfied) == ("Shorter, please.", "user", None)
     (messages, max_tokens, temperature) = client.calls[0]
-    assert (max_tokens, temperature) == (200, 0.8)
+    assert (max_tokens, temperature) == (1024, 0.8)
     system, user = (m["content"] for m in messages)
     assert [m["role"] for m in messages] == ["system", "user"]
     assert "I hate long answers." in system
@@ -112,6 +112,7 @@ def test_a_persona_with_dollars_is_plain_text():
         ('"User: Shorter, please."', "Shorter, please."),
         ("“Shorter, please.”", "Shorter, please."),
         ("「短く」", "短く"),
+        ("'I don't like it.'", "I don't like it."),
         ("Shorter, please.\n\nAssistant: Of course.", "Shorter, please."),
         ("Shorter, please.\nUser: And now?", "Shorter, please."),
         ('"Short" is not "brief"', '"Short" is not "brief"'),

@@ -86,7 +86,8 @@ def judge_or_user(messages) -> str:
 
 
 def questions(server) -> tuple[list[str], list[str]]:
-    """What the judge was asked, and what the simulated user was asked."""
+    """What the judge was asked, and what the simulated user was asked; both without thinking, as our configs say."""
+    assert all(request["chat_template_kwargs"] == {"enable_thinking": False} for request in server.requests)
     asked = [request["messages"][-1]["content"] for request in server.requests]
     to_judge = [text for text in asked if "The marker is" in text]
     return to_judge, [text for text in asked if text not in to_judge]

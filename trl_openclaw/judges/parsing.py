@@ -8,6 +8,7 @@ import re
 import unicodedata
 
 from ..errors import ParseError
+from ..hints import unquote
 
 _DASHES = "-‐‑‒–—―−⁃➖﹣－"
 _OPENERS = r"[\s*_`\"'“”‘’«»„「『$~{(\[<|]"
@@ -27,7 +28,7 @@ _NO_HINT = re.compile(
     r"(?: (?:needed|necessary|required|available|applicable|found|given|to give))?(?: ?[.,:;(—–-].*)?",
     re.IGNORECASE | re.DOTALL,
 )
-_QUOTES = (("**", "**"), ("`", "`"), ('"', '"'), ("'", "'"), ("“", "”"), ("「", "」"), ("『", "』"), ("«", "»"))
+_EMPHASIS = re.compile(r"\*\*((?:(?!\*\*).)+)\*\*", re.DOTALL)
 
 
 def parse_score(text: str, marker: str) -> int:
@@ -141,10 +142,6 @@ def _is_restatement(field: str) -> bool:
 
 
 def _unquote(content: str) -> str:
-    """`content` without surrounding space, and without marks that wrap it whole."""
-    content = content.strip()
-    for left, right in _QUOTES:
-        inner = content[len(left) : len(content) - len(right)]
-        if inner and content == left + inner + right and left not in inner and right not in inner:
-            return inner.strip()
-    return content
+    """`content` without surrounding space, and without emphasis or quotation marks that wrap it whole."""
+    emphasised = _EMPHASIS.fullmatch(content.strip())
+    return unquote(emphasised[1] if emphasised else content)

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ..calls import is_async_callable
 from ..types import Turn, Verdict, Vote
 
 RuleResult = int | float | tuple[int | float | None, str | None] | Verdict | None
@@ -34,8 +35,7 @@ class RuleJudge:
         if not callable(fn):
             raise TypeError(f"`fn` must be callable, got {type(fn).__name__}.")
         self.fn = fn
-        call = getattr(fn, "__call__", None)  # noqa: B004 - an object with an async `__call__` counts as async
-        self._is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
+        self._is_async = is_async_callable(fn)
 
     async def __call__(self, turn: Turn) -> Verdict:
         """Judge `turn`."""

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from ..calls import is_async_callable
 from ..types import NextState, Turn
 from .base import as_next_state
 
@@ -34,7 +35,7 @@ class FunctionNextState:
         while isinstance(bare, functools.partial):
             bare = bare.func
         self._name = getattr(bare, "__name__", type(bare).__name__)
-        self._is_async = inspect.iscoroutinefunction(bare) or inspect.iscoroutinefunction(type(bare).__call__)
+        self._is_async = is_async_callable(fn)
 
     async def __call__(self, turn: Turn, row: Mapping[str, Any]) -> NextState | None:
         """Call the function; what it raises is raised here."""

@@ -8,6 +8,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ChatError
+from ..hints import unquote
 from ..types import Message, NextState, Turn, message_text
 from .persona import Persona
 
@@ -18,7 +19,6 @@ _PROMPTS = files(__package__) / "prompts"
 _LABEL = re.compile(r"^[*_]{0,2}(?:the )?(?:user|human|person|customer|me|you)[*_]{0,2}\s*:[*_]{0,2}\s*", re.I)
 # A model that plays on writes the assistant's next line too, or another one of its own.
 _PLAYS_ON = re.compile(r"\n\s*\W{0,3}(?:assistant|ai|bot|user|human|person)\W{0,3}:", re.I)
-_QUOTES = {'"': '"', "'": "'", "“": "”", "„": "“", "‘": "’", "«": "»", "「": "」", "『": "』"}
 _CUT_OFF = "\n(The assistant's last reply broke off there, in the middle.)\n"
 
 
@@ -35,13 +35,14 @@ class UserSimulator:
             The model, for instance a judge's `client`.
         persona (`str` or [`Persona`]):
             Whom to play and what that person wants, such as `"I dislike bold text and bullet lists."`.
-        max_tokens (`int`, *optional*, defaults to `200`):
-            Room for the user's message.
+        max_tokens (`int`, *optional*, defaults to `1024`):
+            Room for the user's message, thinking included. The prompt asks for a short message; the rest is for models
+            that think.
         temperature (`float`, *optional*, defaults to `0.8`):
             Sampling temperature.
     """
 
-    def __init__(self, client: "Chat", persona: str | Persona, *, max_tokens: int = 200, temperature: float = 0.8):
+    def __init__(self, client: "Chat", persona: str | Persona, *, max_tokens: int = 1024, temperature: float = 0.8):
         self.persona = persona.description if isinstance(persona, Persona) else persona
         if not self.persona.strip():
             raise ValueError("`persona` is empty: say in a sentence what the user wants.")
@@ -94,8 +95,6 @@ def spoken_text(text: str) -> str:
     while True:
         before = text
         text = _LABEL.sub("", text, count=1).strip()
-        text = _PLAYS_ON.split(text, maxsplit=1)[0].strip()
-        if len(text) > 1 and _QUOTES.get(text[0]) == text[-1] and not {text[0], text[-1]} & set(text[1:-1]):
-            text = text[1:-1].strip()
+        text = unquote(_PLAYS_ON.split(text, maxsplit=1)[0])
         if text == before:
             return text
