@@ -67,6 +67,11 @@ class OPDConfig(GRPOConfig):
             Failed batches in a row after which all processes stop together.
 
     > [!NOTE]
+    > Advantages are per token, so `off_policy_mask_threshold` masks single tokens instead of sequences, and
+    > `loss_type="bnpo"` divides by the active tokens of each micro-batch, so a micro-batch without a signal counts as one
+    > with loss 0 in the mean over micro-batches. `"dapo"` (the default) divides by all active tokens of the batch.
+
+    > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
     > - `learning_rate`: Defaults to `1e-5` instead of `1e-6`.
     > - `epsilon_high`: Defaults to `0.28` instead of `None`.
