@@ -183,7 +183,7 @@ class TestUsesOfOneCodePath:
         assert batches[0]["hint_mask"].tolist() == [True, True, False, False] * 4
         assert logged(trainer, "hint/accepted") == [0.5]
         assert all("Hint: The answer is 4." in trainer.processing_class.decode(row.prompt_ids) for row in teacher.rows)
-        assert "rewards/judge/mean" not in trainer.state.log_history[0]
+        assert not {"rewards/judge/mean", "reward", "reward_std"} & set(trainer.state.log_history[0])
 
     def test_an_external_teacher_without_hints_reads_the_sampled_prompt(self, tmp_path):
         teacher = ScriptedTeacher(lambda row: [-1.0] * len(row.completion_ids))

@@ -36,11 +36,9 @@ class CombineTrainer(OPDTrainer):
         assert isinstance(args, CombineConfig)
         return args.rl_weight, args.opd_weight
 
-    def _check_signals(
-        self, judge: Judge | None, reward_funcs: list, teacher_model: TeacherModel | None, args: OPDConfig
-    ) -> None:
+    def _check_signals(self, judge: Judge | None, reward_funcs: list, teacher_model: TeacherModel | None) -> None:
         if not self.rl_weight:
-            super()._check_signals(judge, reward_funcs, teacher_model, args)
+            super()._check_signals(judge, reward_funcs, teacher_model)
         if not self.opd_weight and teacher_model is not None:
             raise ValueError(
                 "With `opd_weight=0` no teacher runs, but a teacher model is named. Remove one of the two."

@@ -68,8 +68,8 @@ class OPDConfig(GRPOConfig):
 
     > [!NOTE]
     > Advantages are per token, so `off_policy_mask_threshold` masks single tokens instead of sequences, and
-    > `loss_type="bnpo"` divides by the active tokens of each micro-batch, so a micro-batch without a signal counts as one
-    > with loss 0 in the mean over micro-batches. `"dapo"` (the default) divides by all active tokens of the batch.
+    > `loss_type="bnpo"` divides by the active tokens of each micro-batch, so a micro-batch without a signal counts as
+    > one with loss 0 in the mean over micro-batches. `"dapo"` (the default) divides by all active tokens of the batch.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:

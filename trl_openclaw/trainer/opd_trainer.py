@@ -131,7 +131,7 @@ class OPDTrainer(SeamGRPOTrainer):
         check_columns(train_dataset, eval_dataset, kwargs.get("environment_factory"))
         check_feedback(judge, next_state, train_dataset, kwargs.get("rollout_func"))
         user_rewards = list(reward_funcs) if isinstance(reward_funcs, list) else [f for f in [reward_funcs] if f]
-        self._check_signals(judge, user_rewards, teacher_model, args)
+        self._check_signals(judge, user_rewards, teacher_model)
         self.hint_source = (
             resolve_hint_source(args.hint_source, judge, teacher_model, train_dataset) if self.opd_weight else "none"
         )
@@ -185,9 +185,7 @@ class OPDTrainer(SeamGRPOTrainer):
         """Weights of the reward and of the distillation advantage."""
         return 0.0, 1.0
 
-    def _check_signals(
-        self, judge: Judge | None, reward_funcs: list, teacher_model: TeacherModel | None, args: OPDConfig
-    ) -> None:
+    def _check_signals(self, judge: Judge | None, reward_funcs: list, teacher_model: TeacherModel | None) -> None:
         """Refuse, or warn about, arguments that this trainer would not use."""
         if reward_funcs:
             warnings.warn(
@@ -214,6 +212,8 @@ class OPDTrainer(SeamGRPOTrainer):
         assert rollout is not None, "TRL scores completions before it returns them"
         if self.judge is None:
             self.drop_metrics("rewards/judge/mean", "rewards/judge/std")
+            if len(self.reward_funcs) == 1:  # the judge's place, empty: there are no rewards at all
+                self.drop_metrics("reward", "reward_std", "frac_reward_zero_std")
         elif self.mode == "train":
             self._guard.observe(self.feedback.last, self.accelerator)
         row_advantages, has_score = self.row_advantages(batch, rollout)
