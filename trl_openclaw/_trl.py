@@ -225,8 +225,6 @@ class SeamGRPOTrainer(GRPOTrainer):
         return self.extend_batch(inputs, batch)
 
     def _compute_loss(self, model, inputs):
-        # The batch is buffered and used again by later iterations, so the advantages go into a copy.
-        inputs = dict(inputs)
         old = inputs.get("old_per_token_logps")
 
         def set_advantages(per_token_logps: torch.Tensor) -> None:

@@ -86,6 +86,10 @@ def main(scenario: str, folder: str) -> None:
         **options,
     )
     batches = batches_of(trainer)
+    forwards = []
+    if trainer.teacher is not None:
+        trainer.teacher.model.register_forward_pre_hook(lambda *args: forwards.append(1))
+    trainer._self_tested = True  # its forwards would be counted, too
     losses = []
     step = trainer.training_step
     trainer.training_step = lambda *args, **kwargs: losses.append(step(*args, **kwargs)) or losses[-1]
@@ -97,6 +101,7 @@ def main(scenario: str, folder: str) -> None:
     result = {
         "rank": RANK,
         "error": error,
+        "teacher_forwards": len(forwards),
         "losses": [loss.item() for loss in losses],
         "num_items": [batch["num_items_in_batch"].item() for batch in batches],
         "active_tokens": [int((b["completion_mask"] * b["tool_mask"]).sum()) for b in batches],
