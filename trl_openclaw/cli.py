@@ -186,9 +186,14 @@ def _read_config(args: Sequence[str], configs: Path) -> tuple[list[str], dict[st
     if value is None:
         return rest, {}
     path = _find_yaml(value, [configs], "recipe config")
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} does not hold a YAML mapping.")
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
+        raise UsageError(f"{path} does not hold a YAML mapping with names as keys.")
+    if not isinstance(config.get("env") or {}, dict):
+        raise UsageError(f"`env` in {path} must be a mapping of environment variables.")
     return [*rest, "--config", str(path)], config
 
 

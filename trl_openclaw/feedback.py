@@ -114,7 +114,10 @@ class _TurnRun:
                     return Feedback(self.turn)
                 self.judging_since = time.perf_counter()
                 verdict: Any = await self.judge(self.turn)
-            except Exception as error:
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # code under test may call `exit()`, which would end the event loop
                 return self._failed("failed", f"{type(error).__name__}: {error}")
         if not isinstance(verdict, Verdict):
             return self._failed("failed", f"the judge must give a Verdict, got {type(verdict).__name__}")

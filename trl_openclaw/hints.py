@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 from .errors import HintError
-from .types import Message, Messages
+from .types import Message, Messages, valid_text
 
 HintPlacement = Literal["user", "system"]
 
@@ -98,7 +98,7 @@ def clean_hint(text: str) -> str | None:
         The text with plain spaces and line ends, runs of them collapsed, invisible characters and quotation marks
         around the whole removed; `None` when no letter or digit of any script is left.
     """
-    text = _INVISIBLE.sub("", text)
+    text = _INVISIBLE.sub("", valid_text(text))
     text = re.sub(r"\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]", "\n", text)
     text = "".join(" " if unicodedata.category(c) in ("Zs", "Cc") and c != "\n" else c for c in text)
     text = re.sub(r" *\n *", "\n", re.sub(r" +", " ", text))

@@ -46,6 +46,10 @@ class NextState:
     satisfied: bool | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self):
+        if isinstance(self.content, str):
+            object.__setattr__(self, "content", valid_text(self.content))
+
     @property
     def text(self) -> str:
         """The text of `content`, parts joined by newlines."""
@@ -102,6 +106,8 @@ class Vote:
             raise ValueError(f"A vote's score is -1, 0, 1 or None, got {self.score!r}.")
         if self.score is not None and self.failure is not None:
             raise ValueError("A vote with a score cannot also carry a failure.")
+        object.__setattr__(self, "hint", None if self.hint is None else valid_text(self.hint))
+        object.__setattr__(self, "raw", valid_text(self.raw))
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,11 @@ class Feedback:
     def hints(self) -> tuple[str, ...]:
         """The usable hints, possibly none."""
         return self.verdict.hints if self.verdict else ()
+
+
+def valid_text(text: str) -> str:
+    """Text that can be encoded: half an emoji, which a cut answer may end in, becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def message_text(message: Message) -> str:

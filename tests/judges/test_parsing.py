@@ -1,4 +1,5 @@
 import re
+import time
 import unicodedata
 
 import pytest
@@ -248,3 +249,16 @@ class TestHint:
     def test_a_hint_comes_back_whole(self, hint):
         assume(not set(hint) & set("*_`\"'<>()[]“”「」『』«»."))
         assert outcome(parse_hint, f"HINT-{MARKER}: {hint}\nEND-{MARKER}", MARKER, 10_000) in (hint.strip(), None)
+
+
+def test_a_long_run_of_dashes_is_read_in_linear_time():
+    """A quadratic pattern would hold up the event loop, and with it every other turn and the deadline."""
+
+    def seconds(n: int) -> float:
+        started = time.perf_counter()
+        with pytest.raises(ParseError):
+            parse_score(f"VERDICT-k: 1{'-' * n}9", "k")
+        return time.perf_counter() - started
+
+    short, long = (min(seconds(n) for _ in range(3)) for n in (3_000, 30_000))
+    assert long < 40 * short  # ten times the text: about 10 when linear, 100 when quadratic

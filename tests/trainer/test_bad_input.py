@@ -22,7 +22,9 @@ from trl import GRPOConfig
 
 from trl_openclaw import (
     CombineTrainer,
+    FunctionNextState,
     LLMJudge,
+    NextState,
     OPDTrainer,
     RuleJudge,
 )
@@ -42,7 +44,7 @@ class TestConstruction:
             make_trainer(tmp_path, judge=None)
 
     def test_two_sources_of_hints(self, tmp_path):
-        data = Dataset.from_list([{"prompt": [{"role": "user", "content": "hi"}], "privileged_context": "4"}])
+        data = Dataset.from_list([{"prompt": [{"role": "user", "content": "hi"}], "privileged_context": "4"}] * 4)
         with pytest.raises(ValueError, match="set `hint_source` to 'judge' or 'privileged_context'"):
             make_trainer(tmp_path, data=data)
 
@@ -86,6 +88,10 @@ class TestConstruction:
             make_trainer(tmp_path, judge=lambda turn: 1)
         with pytest.raises(TypeError, match=r"`next_state` must be an async callable.*`FunctionNextState`"):
             make_trainer(tmp_path, next_state=lambda turn, row: "No.")
+
+    def test_a_dataset_smaller_than_a_batch(self, tmp_path):
+        with pytest.raises(ValueError, match="has 1 rows, but one generation batch takes 2 prompts"):
+            make_trainer(tmp_path, data=prompts(1))
 
     def test_two_teachers(self, tmp_path):
         teacher = ScriptedTeacher(lambda row: [-1.0] * len(row.completion_ids))
@@ -270,6 +276,33 @@ class TestRows:
         trainer = make_trainer(tmp_path, judge=judge_that(hint=' "..." '))
         trainer.train()
         assert logged(trainer, "hint/dropped/no_hint") == [1.0]
+
+    def test_half_an_emoji_in_hint_or_next_state(self, tmp_path):
+        async def half(turn, row):
+            return NextState("Shorter \ud83d please")
+
+        trainer = make_trainer(
+            tmp_path, judge=judge_that(hint="Be brief \ud83d please"), next_state=half, config={"log_completions": True}
+        )
+        trainer.train()
+        assert logged(trainer, "hint/accepted") == [1.0]
+
+    def test_code_under_test_that_exits(self, tmp_path):
+        def exits(turn, row):
+            raise SystemExit(0)
+
+        trainer = make_trainer(tmp_path, next_state=FunctionNextState(exits))
+        trainer.train()
+        assert logged(trainer, "feedback/failed/next_state_failed") == [1.0]
+
+    def test_infinite_rewards_are_refused_before_they_reach_the_weights(self, tmp_path):
+        trainer = make_trainer(
+            tmp_path, CombineTrainer, reward_funcs=lambda completions, **kwargs: [float("inf")] * len(completions)
+        )
+        before = snapshot(trainer.model)
+        with pytest.raises(ValueError, match="Infinite rewards from <lambda>"):
+            trainer.train()
+        assert all(torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
 
     def test_silence_is_pointed_out(self, tmp_path, caplog):
         make_trainer(tmp_path, judge=judge_that(hint=None), config={"max_steps": 4}).train()

@@ -244,6 +244,7 @@ class TestRewards:
             trainer.train()
             assert any(moved(trainer.model, before).values()) is moves
             assert logged(trainer, "frac_reward_zero_std") == [1.0]
+            assert logged(trainer, "train_rows/share") == [1.0 if moves else 0.0]
 
     def test_group_baseline_is_trls(self, tmp_path):
         judge = alternating_judge(Vote(score=1), Vote(score=-1))

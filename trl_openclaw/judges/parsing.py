@@ -19,7 +19,7 @@ _CLOSE = rf"(?:{_CLOSERS}|\\[)\]])*"
 _VALUE = re.compile(rf"{_OPEN}([+-]?)\s*([01])(?:\.0*)?{_CLOSE}(.*)", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])[+-]?\s*\d+(?:\.\d+)?")
 # After a value: only signs that change nothing about it, or a remark that is set off and holds no further number.
-_REMARK = re.compile(r"[^\w%+/=]*|(?:[.,;:!。(\[]+|-+|because\b)\D*", re.DOTALL)
+_REMARK = re.compile(r"[^\w%+/=]*|(?:[.,;:!。(\[]|-|because\b)\D*", re.DOTALL)
 _CONDITION = re.compile(r"\W*(?:if|when|whenever|for|means|or|unless|otherwise)\b|\s*=")
 _NEXT_KEY = re.compile(r',\s*"[^"\d]*"\s*:.*', re.DOTALL)
 

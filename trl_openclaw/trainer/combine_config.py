@@ -1,5 +1,6 @@
 """Configuration of `CombineTrainer`."""
 
+import math
 from dataclasses import dataclass, field
 
 from .opd_config import OPDConfig
@@ -20,7 +21,8 @@ class CombineConfig(OPDConfig):
         reward_baseline (`str`, *optional*, defaults to `"none"`):
             `"none"`: the weighted sum of rewards is the row's advantage as it is, so equal scores still teach. A row
             whose reward is exactly 0 (neutral) then says nothing and is left out of the loss, as in OpenClaw-RL.
-            `"group"`: TRL's group-relative advantage (`scale_rewards` applies); equal scores in a group give 0.
+            `"group"`: TRL's group-relative advantage (`scale_rewards` applies). Equal scores in a group give 0, and
+            such rows are left out of the loss as well.
     """
 
     rl_weight: float = field(default=1.0, metadata={"help": "Weight of the reward in a token's advantage."})
@@ -38,9 +40,10 @@ class CombineConfig(OPDConfig):
             raise ValueError(
                 f"`reward_baseline` must be one of {', '.join(REWARD_BASELINES)}, got {self.reward_baseline!r}."
             )
-        if self.rl_weight < 0 or self.opd_weight < 0:
+        if not all(0 <= weight < math.inf for weight in (self.rl_weight, self.opd_weight)):
             raise ValueError(
-                f"Weights must not be negative, got `rl_weight={self.rl_weight}`, `opd_weight={self.opd_weight}`."
+                f"Weights must be finite and not negative, got `rl_weight={self.rl_weight}`, "
+                f"`opd_weight={self.opd_weight}`."
             )
         if self.opd_weight == 0 and (self.teacher != "frozen" or self.hint_source not in ("auto", "none")):
             raise ValueError(

@@ -50,14 +50,23 @@ class CombineTrainer(OPDTrainer):
             )
 
     def row_advantages(self, batch: dict[str, Any], rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rewards as they are, or TRL's group-relative advantages; a row without any reward has none."""
+        """Rewards as they are, or TRL's group-relative advantages; where that is 0, the row has nothing to say.
+
+        Raises:
+            ValueError: On every rank, when a reward is infinite.
+        """
         rows = len(rollout.prompts)
         rewards = rollout.rewards_per_func
         own = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
+        if rewards.isinf().any():
+            names = [
+                name for name, column in zip(self.reward_func_names, rewards.T, strict=True) if column.isinf().any()
+            ]
+            raise ValueError(f"Infinite rewards from {', '.join(names)}: one step would turn all weights into NaN.")
         scored = ~rewards.isnan().all(dim=1)[own]
         if not self.rl_weight:
             return torch.zeros_like(scored, dtype=torch.float32), torch.zeros_like(scored)
         if self.args.reward_baseline == "group":
-            return batch["advantages"], scored
+            return batch["advantages"], scored & (batch["advantages"] != 0)
         raw = (rewards * self.reward_weights.to(rewards)).nansum(dim=1)[own]
         return raw, scored & (raw != 0)

@@ -30,7 +30,7 @@ def check_services(services: Sequence[Any], trainer: SeamGRPOTrainer) -> None:
                 check = getattr(service, "check", None)
                 if check is not None:
                     trainer.run_async(check())
-        except Exception as error:  # whatever it is, the other ranks wait for this one's word
+        except (Exception, SystemExit) as error:  # whatever it is, the other ranks wait for this one's word
             known = isinstance(error, JudgeUnavailableError)
             problem = [str(error) if known else f"{type(service).__name__}.check() failed: {error!r}"]
     if trainer.accelerator.num_processes > 1:

@@ -31,6 +31,21 @@ def check_columns(train_dataset: Any, eval_dataset: Any, environment_factory: An
             )
 
 
+def check_size(train_dataset: Any, args: OPDConfig) -> None:
+    """Refuse a dataset that does not fill one generation batch, since TRL would train 0 steps and say nothing.
+
+    Raises:
+        ValueError: If there are fewer rows than prompts in a generation batch.
+    """
+    prompts = args.generation_batch_size // args.num_generations
+    if hasattr(train_dataset, "__len__") and len(train_dataset) < prompts:
+        raise ValueError(
+            f"`train_dataset` has {len(train_dataset)} rows, but one generation batch takes {prompts} prompts "
+            f"(`generation_batch_size={args.generation_batch_size}`, `num_generations={args.num_generations}`). Add "
+            "rows or lower `per_device_train_batch_size`, `gradient_accumulation_steps` or `steps_per_generation`."
+        )
+
+
 def check_feedback(
     judge: Judge | None, next_state: NextStateProvider | None, train_dataset: Any, rollout_func: Any
 ) -> None:

@@ -157,7 +157,7 @@ class OPDConfig(GRPOConfig):
         check_hint_template(self.hint_template)
         for name in ("logp_gap_clip", "self_test_tolerance", "teacher_batch_size", "feedback_timeout"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:  # nan is not greater than 0 either
                 none = " or None" if name in ("logp_gap_clip", "self_test_tolerance", "teacher_batch_size") else ""
                 raise ValueError(f"`{name}` must be greater than 0{none}, got {value}.")
         for name in ("feedback_concurrency", "judge_failure_patience"):

@@ -23,7 +23,7 @@ from ..types import Feedback
 from .build_teacher import TeacherModel, build_teacher, choose_teacher_model
 from .guard import FailureGuard, SilenceAlarm, check_services
 from .hint_rows import DROP_REASONS, DropReason, HintedRow, render_hinted_rows
-from .inputs import check_columns, check_feedback, check_policy, resolve_hint_source, with_judge_column
+from .inputs import check_columns, check_feedback, check_policy, check_size, resolve_hint_source, with_judge_column
 from .opd_config import ROW_MEAN_LOSSES, OPDConfig
 from .self_test import run_self_test
 
@@ -129,6 +129,7 @@ class OPDTrainer(SeamGRPOTrainer):
         self.judge = judge
         self.next_state = next_state
         check_columns(train_dataset, eval_dataset, kwargs.get("environment_factory"))
+        check_size(train_dataset, args)
         check_feedback(judge, next_state, train_dataset, kwargs.get("rollout_func"))
         user_rewards = list(reward_funcs) if isinstance(reward_funcs, list) else [f for f in [reward_funcs] if f]
         self._check_signals(judge, user_rewards, teacher_model)
