@@ -236,8 +236,14 @@ class TestNoSignalNoGradient:
 
     def test_rows_without_a_hint_keep_their_reward_in_combine(self, tmp_path):
         trainer = make_trainer(tmp_path, CombineTrainer, judge=alternating_judge(HINT, NO_HINT))
-        batches = batches_of(trainer)
+        batches, seen = batches_of(trainer), []
+        advantages = trainer.token_advantages
+        trainer.token_advantages = lambda inputs, old: seen.append((inputs, advantages(inputs, old))) or seen[-1][1]
         trainer.train()
+        inputs, tokens = seen[0]
+        assert tokens.isfinite().all()
+        assert (tokens[~inputs["hint_mask"]] == -1.0).all()
+        assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
         assert batches[0]["tool_mask"].all()
         assert batches[0]["row_advantages"].tolist() == [-1.0] * 4
 
