@@ -50,6 +50,12 @@ def test_ranks_stay_in_step(tmp_path, scenario):
         assert first["log"][0]["hint/accepted"] == 0.5
 
 
+def test_each_rank_trains_on_the_scores_of_its_own_rows(tmp_path):
+    first, second = launch("scores by rank", tmp_path)
+    assert first["row_advantages"] == [[1.0] * 4] * 2
+    assert second["row_advantages"] == [[-1.0] * 4] * 2
+
+
 def test_an_empty_hint_batch_on_all_ranks(tmp_path):
     first, second = launch("no hints at all", tmp_path)
     assert first["losses"] == second["losses"] == [0.0, 0.0]

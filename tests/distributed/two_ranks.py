@@ -31,6 +31,10 @@ async def judge_broken_on_rank_one(turn):
     return hints_on_rank_zero_only(turn)
 
 
+async def judge_scores_by_rank(turn):
+    return Verdict.from_votes([Vote(score=1 if RANK == 0 else -1)])
+
+
 async def judge_broken(turn):
     raise RuntimeError(f"down on rank {RANK}")
 
@@ -65,6 +69,7 @@ SCENARIOS = {
     "judge broken everywhere": {"judge": judge_broken},
     "judge unreachable": {"judge": LLMJudge("m", "http://127.0.0.1:9/v1")},
     "combine": {"judge": judge_of_rank_zero, "trainer_class": CombineTrainer},
+    "scores by rank": {"judge": judge_scores_by_rank, "trainer_class": CombineTrainer},
     "lora": {"judge": judge_of_rank_zero, "lora": True},
 }
 
@@ -104,6 +109,7 @@ def main(scenario: str, folder: str) -> None:
         "teacher_forwards": len(forwards),
         "losses": [loss.item() for loss in losses],
         "num_items": [batch["num_items_in_batch"].item() for batch in batches],
+        "row_advantages": [batch["row_advantages"].tolist() for batch in batches],
         "active_tokens": [int((b["completion_mask"] * b["tool_mask"]).sum()) for b in batches],
         "weights": sum(p.double().abs().sum().item() for p in trainer.model.parameters()),
         "log": [entry for entry in trainer.state.log_history if "loss" in entry],
