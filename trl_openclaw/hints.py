@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
 from .errors import HintError
@@ -98,13 +98,38 @@ def clean_hint(text: str) -> str | None:
         The text with plain spaces and line ends, runs of them collapsed, invisible characters and quotation marks
         around the whole removed; `None` when no letter or digit of any script is left.
     """
+    text = unquote(_tidy(text))
+    return text if any(c.isalnum() for c in text) else None
+
+
+def _tidy(text: str) -> str:
+    """The text with plain spaces and line ends, runs of them collapsed, without invisible characters."""
     text = _INVISIBLE.sub("", valid_text(text))
     text = re.sub(r"\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]", "\n", text)
     text = "".join(" " if unicodedata.category(c) in ("Zs", "Cc") and c != "\n" else c for c in text)
     text = re.sub(r" *\n *", "\n", re.sub(r" +", " ", text))
-    text = re.sub(r"\n{3,}", "\n\n", text).strip()
-    text = unquote(text)
-    return text if any(c.isalnum() for c in text) else None
+    return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def without_special_tokens(hint: str, special_tokens: Collection[str]) -> str:
+    """The hint without the control tokens of a chat template, so that it cannot close its message and open another.
+
+    Args:
+        hint: The hint, as a user or a judge wrote it.
+        special_tokens: What to remove, such as a tokenizer's `all_special_tokens`. Blank ones are left alone: without
+            its spaces a hint reads as one word.
+
+    Returns:
+        The hint without any of them, also where removing one puts another together, its white space tidied as
+        `clean_hint` does. Empty when nothing is left.
+    """
+    tokens = sorted(filter(str.strip, special_tokens), key=len, reverse=True)
+    # Of the tokens that begin at one place, the pattern takes its first: the longest.
+    pattern = re.compile("|".join(map(re.escape, tokens)))
+    hint = _tidy(hint)
+    while tokens and pattern.search(hint):
+        hint = _tidy(pattern.sub("", hint))
+    return hint
 
 
 def unquote(text: str) -> str:
