@@ -30,6 +30,7 @@ from trl.trainer.utils import (
     use_adapter,
 )
 
+
 __all__ = [
     "SIGNATURES",
     "SeamGRPOTrainer",
@@ -67,7 +68,7 @@ UNREWARDED_WARNING = "All reward functions returned None"
 
 
 class SeamGRPOTrainer(GRPOTrainer):
-    """`GRPOTrainer` with named seams: `on_rewards`, `extend_batch`, `token_advantages` and `loss_scale`."""
+    """`GRPOTrainer` with seams: `before_sampling`, `on_rewards`, `extend_batch`, `token_advantages`, `loss_scale`."""
 
     extra_columns: tuple[str, ...] = ()
     """Dataset columns to keep when `remove_unused_columns=True`."""
@@ -85,6 +86,9 @@ class SeamGRPOTrainer(GRPOTrainer):
 
     def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
         """Called once per generation batch with this rank's prompts and sampled ids, and all ranks' rewards."""
+    def before_sampling(self, inputs: list[dict[str, Any]]) -> None:
+        """Called on every rank with the rows of a generation batch, before anything is sampled."""
+
 
     def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
         """Return the scored generation batch, with whatever the loss will need added to it."""
@@ -112,6 +116,11 @@ class SeamGRPOTrainer(GRPOTrainer):
 
     @property
     def uses_router_aux_loss(self) -> bool:
+    @property
+    def has_environment(self) -> bool:
+        """Whether an environment supplies the prompts that a dataset leaves out."""
+        return self.environment_factories is not None
+
         """Whether a mixture-of-experts load-balancing loss is added to the policy loss."""
         return self.aux_loss_enabled
 
@@ -223,6 +232,7 @@ class SeamGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         return self.extend_batch(inputs, batch)
+        self.before_sampling(inputs)
 
     def _compute_loss(self, model, inputs):
         old = inputs.get("old_per_token_logps")

@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from datasets import IterableDataset
 from tiny import tiny_llama
 from trainer_harness import always_replies, batches_of, judge_that, make_trainer
 
@@ -60,6 +61,13 @@ async def judge_by_prompt(turn):
     return Verdict.from_votes([Vote(score=-1, hint="Be brief." if hinted else None)])
 
 
+def one_bad_prompt():
+    """A stream whose first prompt is malformed, which only one rank gets to see."""
+    yield {"prompt": [{"role": "User", "content": "hi"}]}
+    for i in range(7):
+        yield {"prompt": [{"role": "user", "content": "hi" * (i + 1)}]}
+
+
 SCENARIOS = {
     "by prompt": {"judge": judge_by_prompt, "rollout_func": rollout_by_prompt},
     "one rank without hints": {"judge": judge_of_rank_zero},
@@ -70,6 +78,7 @@ SCENARIOS = {
     "judge unreachable": {"judge": LLMJudge("m", "http://127.0.0.1:9/v1")},
     "combine": {"judge": judge_of_rank_zero, "trainer_class": CombineTrainer},
     "scores by rank": {"judge": judge_scores_by_rank, "trainer_class": CombineTrainer},
+    "bad prompt in a stream": {"judge": judge_that(), "data": IterableDataset.from_generator(one_bad_prompt)},
     "lora": {"judge": judge_of_rank_zero, "lora": True},
 }
 
@@ -101,7 +110,7 @@ def main(scenario: str, folder: str) -> None:
     error = None
     try:
         trainer.train()
-    except OpenClawError as caught:
+    except (OpenClawError, ValueError) as caught:
         error = f"{type(caught).__name__}: {caught}"
     result = {
         "rank": RANK,

@@ -39,6 +39,21 @@ def check_services(services: Sequence[Any], trainer: SeamGRPOTrainer) -> None:
         raise JudgeUnavailableError(problem[0])
 
 
+def stop_together(problem: str | None, accelerator: Accelerator, error: type[Exception]) -> None:
+    """Raise what one process found on all of them, so that none waits for ever. A collective.
+
+    Args:
+        problem: What this process found, if anything.
+        error: The class of what is raised.
+
+    Raises:
+        Exception: On every rank, of the class `error`, with the first problem found.
+    """
+    found = accelerator.gather(torch.tensor([problem is not None], device=accelerator.device))
+    if found.any():
+        raise error(gather_object([] if problem is None else [problem])[0])
+
+
 class FailureGuard:
     """Counts batches in which nearly all feedback failed, over all processes.
 

@@ -5,22 +5,29 @@ import warnings
 from typing import Any
 
 from accelerate.utils import is_peft_model
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from .._trl import SeamGRPOTrainer
 from ..calls import is_async_callable
 from ..judges.base import Judge
 from ..next_states.base import NextStateProvider
+from .guard import stop_together
 from .opd_config import ROW_MEAN_LOSSES, OPDConfig
+from .prompts import first_problem
 
 
-def check_columns(train_dataset: Any, eval_dataset: Any, environment_factory: Any) -> None:
-    """Refuse a dataset without prompts, naming the columns it has.
+def check_columns(train_dataset: Any, eval_dataset: Any, environment_factory: Any, processing_class: Any) -> None:
+    """Refuse a dataset without prompts, naming the columns it has, or with a malformed prompt, naming the row.
+
+    What cannot be read in advance (a stream, a transform) is checked batch by batch; see `check_batch`.
 
     Raises:
-        ValueError: If a dataset lacks the column `prompt` and no environment supplies it.
+        ValueError: If a dataset lacks the column `prompt` and no environment supplies it, or holds a malformed one.
     """
     if environment_factory is not None:
         return
+    images = not isinstance(processing_class, PreTrainedTokenizerBase)  # not known yet where it is still to be loaded
     evals = eval_dataset if isinstance(eval_dataset, dict) else {"eval_dataset": eval_dataset}
     for name, dataset in {"train_dataset": train_dataset, **evals}.items():
         columns = getattr(dataset, "column_names", None)
@@ -29,6 +36,23 @@ def check_columns(train_dataset: Any, eval_dataset: Any, environment_factory: An
                 f"`{name}` needs a column `prompt` (text, or a list of messages with `role` and `content`); it has "
                 f"{', '.join(map(repr, columns)) or 'no columns'}."
             )
+        if isinstance(dataset, Dataset) and dataset.format["type"] != "custom":
+            batches = dataset.select_columns("prompt").with_format(None).iter(1000)
+            problem = first_problem((prompt for batch in batches for prompt in batch["prompt"]), images=images)
+            if problem is not None:
+                raise ValueError(f"`{name}`, {problem}.")
+
+
+def check_batch(rows: list[dict[str, Any]], trainer: SeamGRPOTrainer) -> None:
+    """Refuse a malformed prompt in a batch that is about to be sampled from. A collective.
+
+    Raises:
+        ValueError: On every rank, when one of them has a malformed prompt.
+    """
+    prompts = [row.get("prompt") for row in rows if "prompt" in row or not trainer.has_environment]
+    problem = first_problem(prompts, images=trainer.is_multimodal)
+    place = f"The batch of process {trainer.accelerator.process_index}"
+    stop_together(problem and f"{place}, {problem}.", trainer.accelerator, ValueError)
 
 
 def check_size(train_dataset: Any, args: OPDConfig) -> None:

@@ -23,7 +23,15 @@ from ..types import Feedback
 from .build_teacher import TeacherModel, build_teacher, choose_teacher_model
 from .guard import FailureGuard, SilenceAlarm, check_services
 from .hint_rows import DROP_REASONS, DropReason, HintedRow, render_hinted_rows
-from .inputs import check_columns, check_feedback, check_policy, check_size, resolve_hint_source, with_judge_column
+from .inputs import (
+    check_batch,
+    check_columns,
+    check_feedback,
+    check_policy,
+    check_size,
+    resolve_hint_source,
+    with_judge_column,
+)
 from .opd_config import ROW_MEAN_LOSSES, OPDConfig
 from .self_test import run_self_test
 
@@ -128,7 +136,7 @@ class OPDTrainer(SeamGRPOTrainer):
         self.rl_weight, self.opd_weight = self._weights(args)
         self.judge = judge
         self.next_state = next_state
-        check_columns(train_dataset, eval_dataset, kwargs.get("environment_factory"))
+        check_columns(train_dataset, eval_dataset, kwargs.get("environment_factory"), processing_class)
         check_size(train_dataset, args)
         check_feedback(judge, next_state, train_dataset, kwargs.get("rollout_func"))
         user_rewards = list(reward_funcs) if isinstance(reward_funcs, list) else [f for f in [reward_funcs] if f]
@@ -202,10 +210,15 @@ class OPDTrainer(SeamGRPOTrainer):
         return super().train(*args, **kwargs)
 
     # From a sampled batch to what the loss needs
+        """Write a card that says how the model was trained. The dataset may also be a folder."""
+
 
     def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
         self._rollout = Rollout(prompts, completion_ids, rewards_per_func)
         for listener in self.feedback_listeners:
+    def before_sampling(self, inputs: list[dict[str, Any]]) -> None:
+        check_batch(inputs, self)
+
             listener(self.mode, self.feedback.last)
 
     def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
