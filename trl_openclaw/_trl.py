@@ -19,6 +19,8 @@ from accelerate.utils import gather_object, is_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
+from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE as DIVERGENCE_TILE_WIDTH
+from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
@@ -30,9 +32,10 @@ from trl.trainer.utils import (
     use_adapter,
 )
 
-
 __all__ = [
+    "DIVERGENCE_TILE_WIDTH",
     "SIGNATURES",
+    "ChunkedDivergenceFunction",
     "SeamGRPOTrainer",
     "completion_positions_only",
     "create_model_from_path",
@@ -84,11 +87,11 @@ class SeamGRPOTrainer(GRPOTrainer):
 
     # Seams
 
-    def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
-        """Called once per generation batch with this rank's prompts and sampled ids, and all ranks' rewards."""
     def before_sampling(self, inputs: list[dict[str, Any]]) -> None:
         """Called on every rank with the rows of a generation batch, before anything is sampled."""
 
+    def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
+        """Called once per generation batch with this rank's prompts and sampled ids, and all ranks' rewards."""
 
     def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
         """Return the scored generation batch, with whatever the loss will need added to it."""
@@ -115,12 +118,12 @@ class SeamGRPOTrainer(GRPOTrainer):
         return self._is_vlm
 
     @property
-    def uses_router_aux_loss(self) -> bool:
-    @property
     def has_environment(self) -> bool:
         """Whether an environment supplies the prompts that a dataset leaves out."""
         return self.environment_factories is not None
 
+    @property
+    def uses_router_aux_loss(self) -> bool:
         """Whether a mixture-of-experts load-balancing loss is added to the policy loss."""
         return self.aux_loss_enabled
 
@@ -230,9 +233,9 @@ class SeamGRPOTrainer(GRPOTrainer):
         return rewards_per_func
 
     def _generate_and_score_completions(self, inputs):
+        self.before_sampling(inputs)
         batch = super()._generate_and_score_completions(inputs)
         return self.extend_batch(inputs, batch)
-        self.before_sampling(inputs)
 
     def _compute_loss(self, model, inputs):
         old = inputs.get("old_per_token_logps")

@@ -210,15 +210,13 @@ class OPDTrainer(SeamGRPOTrainer):
         return super().train(*args, **kwargs)
 
     # From a sampled batch to what the loss needs
-        """Write a card that says how the model was trained. The dataset may also be a folder."""
 
+    def before_sampling(self, inputs: list[dict[str, Any]]) -> None:
+        check_batch(inputs, self)
 
     def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
         self._rollout = Rollout(prompts, completion_ids, rewards_per_func)
         for listener in self.feedback_listeners:
-    def before_sampling(self, inputs: list[dict[str, Any]]) -> None:
-        check_batch(inputs, self)
-
             listener(self.mode, self.feedback.last)
 
     def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
