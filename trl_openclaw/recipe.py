@@ -158,13 +158,11 @@ def run_recipe(
         trainer.add_callback(HeldOutReport(trainer, script_args.report_dir))
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model(training_args.output_dir)
-    # A folder on this machine is no name that a model card could link to.
-    on_hub = script_args.dataset_name and not Path(_find_dataset(script_args.dataset_name)).exists()
-    hub_dataset = script_args.dataset_name if on_hub else None
-    trainer.create_model_card(model_name=Path(training_args.output_dir).name, dataset_name=hub_dataset)
+    data = _find_dataset(script_args.dataset_name) if script_args.dataset_name else None
+    trainer.create_model_card(dataset_name=data)
     trainer.accelerator.print(f"Model saved to {training_args.output_dir}.")
     if training_args.push_to_hub:
-        trainer.push_to_hub(dataset_name=hub_dataset)
+        trainer.push_to_hub(dataset_name=data)
     return trainer
 
 

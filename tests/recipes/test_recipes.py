@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+from huggingface_hub import ModelCard
 from matplotlib import image
 from tiny import tiny_llama, tiny_tokenizer
 
@@ -114,7 +115,7 @@ def completions(folder: Path) -> pandas.DataFrame:
     return pandas.concat(map(pandas.read_parquet, sorted((folder / "completions").glob("*.parquet"))))
 
 
-def test_demo_reports_before_and_after(launch, tmp_path):
+def test_demo_reports_before_and_after(launch, tiny_folder, tmp_path):
     out, report = tmp_path / "out", tmp_path / "report"
     done = launch(
         "accelerate launch recipes/opd.py --config recipes/configs/demo.yaml",
@@ -140,11 +141,13 @@ def test_demo_reports_before_and_after(launch, tmp_path):
     assert re.search(rf"\| {STEPS}/{STEPS} .*satisfied=0\.00", done.stderr)  # the progress bar and what it shows
 
     assert (out / "model.safetensors").is_file()
-    card = (out / "README.md").read_text()
-    assert "# Model Card for out\n" in card
-    assert {"- trl\n", "- trl-openclaw\n", "- opd\n"} <= set(card.splitlines(keepends=True))
-    assert "2603.10165" in card
-    assert "recipes/demo" not in card  # a folder here is no dataset on the Hub
+    card = ModelCard.load(out / "README.md")
+    assert f"# Model Card for {tiny_folder.name}-OPD\n" in card.text
+    assert "on 48 prompts of `recipes/demo/questions` by" in card.text
+    assert f'model="{out}"' in card.text
+    assert "2603.10165" in card.text
+    assert {"trl", "trl-openclaw", "opd"} <= set(card.data.tags)
+    assert card.data.datasets is None  # a folder here is no dataset on the Hub
 
 
 def test_opd_saves_an_adapter_alone(judged, chat_server, tmp_path):

@@ -32,6 +32,7 @@ from .inputs import (
     resolve_hint_source,
     with_judge_column,
 )
+from .model_card import write_model_card
 from .opd_config import ROW_MEAN_LOSSES, OPDConfig
 from .self_test import run_self_test
 
@@ -208,6 +209,10 @@ class OPDTrainer(SeamGRPOTrainer):
         """Check that judge and next states can be reached, then train as usual."""
         check_services([self.judge, self.next_state], self)
         return super().train(*args, **kwargs)
+
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
+        """Write a card that says how the model was trained. The dataset may also be a folder."""
+        write_model_card(self, super().create_model_card, model_name, dataset_name, tags)
 
     # From a sampled batch to what the loss needs
 
