@@ -35,3 +35,7 @@ class SelfTestError(OpenClawError):
 
 class VocabularyMismatchError(OpenClawError, ValueError):
     """The teacher does not share the student's tokenizer or vocabulary."""
+
+
+class TeacherError(OpenClawError, ValueError):
+    """A teacher of one's own failed, or answered with something other than `TeacherScores` for its rows."""

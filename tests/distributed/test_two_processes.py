@@ -74,6 +74,7 @@ def test_a_judge_that_fails_on_one_rank_is_counted_and_training_goes_on(tmp_path
         ("judge broken everywhere", "8 of 8 turns, for 2 batches in a row"),
         ("judge unreachable", "127.0.0.1:9"),
         ("bad prompt in a stream", "`prompt[0]` has the role 'User'"),
+        ("teacher broken on one rank", "`ScriptedTeacher` failed: RuntimeError: down on rank 1"),
     ],
 )
 def test_all_ranks_stop_together_with_the_same_message(tmp_path, scenario, message):

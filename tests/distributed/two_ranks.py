@@ -10,10 +10,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from datasets import IterableDataset
 from tiny import tiny_llama
-from trainer_harness import always_replies, batches_of, judge_that, make_trainer
+from trainer_harness import ScriptedTeacher, always_replies, batches_of, judge_that, make_trainer
 
 from trl_openclaw import CombineTrainer, LLMJudge, OPDTrainer, Verdict, Vote
 from trl_openclaw.errors import OpenClawError
+from trl_openclaw.teachers import LocalTeacher
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -61,6 +62,12 @@ async def judge_by_prompt(turn):
     return Verdict.from_votes([Vote(score=-1, hint="Be brief." if hinted else None)])
 
 
+def teacher_broken_on_rank_one(row):
+    if RANK == 1:
+        raise RuntimeError("down on rank 1")
+    return [-1.0] * len(row.completion_ids)
+
+
 def one_bad_prompt():
     """A stream whose first prompt is malformed, which only one rank gets to see."""
     yield {"prompt": [{"role": "User", "content": "hi"}]}
@@ -79,6 +86,10 @@ SCENARIOS = {
     "combine": {"judge": judge_of_rank_zero, "trainer_class": CombineTrainer},
     "scores by rank": {"judge": judge_scores_by_rank, "trainer_class": CombineTrainer},
     "bad prompt in a stream": {"judge": judge_that(), "data": IterableDataset.from_generator(one_bad_prompt)},
+    "teacher broken on one rank": {
+        "judge": judge_that(),
+        "teacher_model": ScriptedTeacher(teacher_broken_on_rank_one),
+    },
     "lora": {"judge": judge_of_rank_zero, "lora": True},
 }
 
@@ -101,7 +112,7 @@ def main(scenario: str, folder: str) -> None:
     )
     batches = batches_of(trainer)
     forwards = []
-    if trainer.teacher is not None:
+    if isinstance(trainer.teacher, LocalTeacher):
         trainer.teacher.model.register_forward_pre_hook(lambda *args: forwards.append(1))
     trainer._self_tested = True  # its forwards would be counted, too
     losses = []

@@ -28,7 +28,7 @@ from trl_openclaw import (
     OPDTrainer,
     RuleJudge,
 )
-from trl_openclaw.errors import JudgeUnavailableError, VocabularyMismatchError
+from trl_openclaw.errors import JudgeUnavailableError, TeacherError, VocabularyMismatchError
 
 
 class TestConstruction:
@@ -126,8 +126,18 @@ class TestConstruction:
                 return super().score(rows[:1])
 
         trainer = make_trainer(tmp_path, teacher_model=Lazy(lambda row: [-1.0] * len(row.completion_ids)))
-        with pytest.raises(ValueError, match="scored 1 rows, but was given 4"):
+        message = r"The teacher `Lazy` scored 1 rows, but was given 4. `score\(rows\)` must return `TeacherScores`"
+        with pytest.raises(TeacherError, match=message):
             trainer.train()
+
+    def test_a_teacher_that_fails(self, tmp_path):
+        def broken(row):
+            raise ConnectionError("no route")
+
+        trainer = make_trainer(tmp_path, teacher_model=ScriptedTeacher(broken))
+        with pytest.raises(TeacherError, match="`ScriptedTeacher` failed: ConnectionError: no route") as error:
+            trainer.train()
+        assert isinstance(error.value.__cause__, ConnectionError)
 
 
 class TestTeacherVocabulary:

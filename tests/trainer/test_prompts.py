@@ -129,6 +129,11 @@ class TestBatches:
         with pytest.raises(ValueError, match=r"The batch of process 0, row 0: `prompt` is empty"):
             trainer.train()
 
+    def test_a_transform_may_make_a_prompt_of_something_else(self, tmp_path):
+        rows = Dataset.from_list([{"prompt": ""}] * 4)
+        data = rows.with_transform(lambda batch: {"prompt": [[USER]] * len(batch["prompt"])})
+        make_trainer(tmp_path, data=data).train()
+
     def test_a_row_without_a_prompt(self, tmp_path):
         data = IterableDataset.from_generator(lambda: iter([{"question": "hi"}] * 4))
         with pytest.raises(ValueError, match="got None"):

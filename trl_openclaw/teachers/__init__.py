@@ -10,7 +10,7 @@ A teacher is anything with `score(rows) -> TeacherScores`. A new self-teacher is
 `build(trainer, scorer, initial)`, and one line in `TEACHERS`.
 """
 
-from .base import SelfTeacher, Teacher
+from .base import SelfTeacher, Teacher, problem_with_scores
 from .local import AdapterOffTeacher, ExternalTeacher, FrozenTeacher, LiveTeacher, LocalTeacher
 from .vocabulary import check_same_vocabulary
 from .weights import InitialWeights, load_beside, max_model_length
@@ -31,4 +31,5 @@ __all__ = [
     "check_same_vocabulary",
     "load_beside",
     "max_model_length",
+    "problem_with_scores",
 ]

@@ -20,6 +20,7 @@ from ..rewards import HindsightReward
 from ..scoring import TeacherRow, TokenScorer
 from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, Teacher
 from ..types import Feedback
+from .ask_teacher import ask_teacher
 from .build_teacher import TeacherModel, build_teacher, choose_teacher_model
 from .guard import FailureGuard, SilenceAlarm, check_services
 from .hint_rows import DROP_REASONS, DropReason, HintedRow, render_hinted_rows
@@ -308,9 +309,7 @@ class OPDTrainer(SeamGRPOTrainer):
         }
         kept = list(rows)
         with self.timed("teacher/seconds"):
-            scores = teacher.score(list(rows.values()))
-        if scores.per_token_logps.size(0) != len(kept):
-            raise ValueError(f"The teacher scored {scores.per_token_logps.size(0)} rows, but was given {len(kept)}.")
+            scores = ask_teacher(teacher, list(rows.values()), self.accelerator)
         shape = batch["completion_ids"].shape
         teacher_logps = torch.full(shape, float("nan"), device=batch["completion_ids"].device)
         hint_mask = torch.zeros(shape[0], dtype=torch.bool, device=teacher_logps.device)

@@ -1,0 +1,38 @@
+"""Asks the teacher, and trusts only the teachers of this package."""
+
+from collections.abc import Sequence
+
+from accelerate import Accelerator
+
+from ..errors import TeacherError
+from ..scoring import TeacherRow, TeacherScores
+from ..teachers import LocalTeacher, Teacher, problem_with_scores
+from .guard import stop_together
+
+WANTED = (
+    "`score(rows)` must return `TeacherScores` with `per_token_logps` (N, T), log-probs in nats and at most 0, and a "
+    "boolean `mask` (N, T) of which entries are real"
+)
+
+
+def ask_teacher(teacher: Teacher, rows: Sequence[TeacherRow], accelerator: Accelerator) -> TeacherScores:
+    """Score `rows`, and check the answer of a teacher that somebody brought. A collective.
+
+    Raises:
+        TeacherError: On every rank, when such a teacher failed or gave something else on one of them.
+    """
+    if isinstance(teacher, LocalTeacher):  # runs collectives inside; one that breaks there cannot call another
+        return teacher.score(rows)
+    name = type(teacher).__name__
+    scores, problem, cause = None, None, None
+    try:
+        scores = teacher.score(rows)
+        problem = problem_with_scores(scores, rows)
+    except Exception as error:
+        problem, cause = f"failed: {type(error).__name__}: {error}", error
+    try:
+        stop_together(problem and f"The teacher `{name}` {problem}. {WANTED}.", accelerator, TeacherError)
+    except TeacherError as error:
+        raise error from cause
+    assert scores is not None
+    return scores
