@@ -1,4 +1,5 @@
 import asyncio
+import threading
 import time
 
 import pytest
@@ -6,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_openclaw.feedback import collect_feedback, feedback_columns, feedback_metrics
+from trl_openclaw.judges import RuleJudge
+from trl_openclaw.next_states import FunctionNextState
 from trl_openclaw.types import HINT_FAILURES, VOTE_FAILURES, Feedback, NextState, Turn, Verdict, Vote
 
 GOOD = Verdict.from_votes([Vote(1)])
@@ -292,12 +295,67 @@ def test_cancelling_the_batch_cancels_its_turns():
     assert sorted(stopped) == ["0", "1"]
 
 
-def test_a_keyboard_interrupt_comes_through():
+def test_a_keyboard_interrupt_in_the_main_thread_is_the_users_and_comes_through():
     async def judge(turn):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         collect(turns(2), judge=judge)
+
+
+class Odd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, Odd])
+def test_what_would_end_the_loop_of_another_thread_fails_its_own_turn(error):
+    def stop(turn):
+        if turn.completion == "0":
+            raise error
+
+    async def provider(turn, row):
+        stop(turn)
+        return NextState("x")
+
+    async def judge(turn):
+        stop(turn)
+        return GOOD
+
+    def failures(**kwargs):
+        batch = collect_feedback(turns(2), [{}] * 2, **({"next_state": echo, "judge": judge} | kwargs))
+        return [f.failure for f in asyncio.run_coroutine_threadsafe(batch, loop).result(timeout=5)]
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    assert failures() == ["judge_failed", None]
+    assert failures(next_state=provider) == ["next_state_failed", None]
+    assert failures(judge=RuleJudge(lambda turn: stop(turn) or 1)) == ["judge_failed", None]
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_functions_that_hang_cost_their_own_turns_and_no_later_batch():
+    release = threading.Event()
+    barrier = threading.Barrier(32)
+
+    def hang(turn, row):
+        return None if turn.completion == "0" else release.wait(30)
+
+    async def batch(function, timeout):
+        provider = FunctionNextState(function)
+        feedbacks = await collect_feedback(turns(32), [{}] * 32, next_state=provider, judge=None, timeout=timeout)
+        return [feedback.failure for feedback in feedbacks]
+
+    async def main():
+        assert await batch(hang, 0.3) == [None] + ["next_state_timeout"] * 31
+        assert await batch(lambda turn, row: str(barrier.wait(10)), 20) == [None] * 32
+
+    try:
+        asyncio.run(main())
+    finally:
+        release.set()
 
 
 @pytest.mark.parametrize("kwargs", [{"max_concurrency": 0}, {"timeout": 0}, {"rows": [{}]}])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from .calls import exits_as_errors
 from .next_states.base import NextStateProvider, as_next_state
 from .types import (
     HINT_FAILURES,
@@ -40,8 +41,8 @@ async def collect_feedback(
 ) -> list[Feedback]:
     """Get the next state of every turn and have it judged, concurrently.
 
-    An error of the provider or the judge costs its own turn and no other. Both must keep the event loop free: what
-    blocks it blocks every turn, and the deadline too.
+    An error of the provider or the judge costs its own turn and no other, and so does `exit()`. Both must keep the
+    event loop free: what blocks it blocks every turn, and the deadline too. Ctrl-C ends the batch.
 
     Args:
         turns: The sampled turns. A turn that already has a next state keeps it, and the provider is not asked.
@@ -107,17 +108,15 @@ class _TurnRun:
     async def go(self) -> Feedback:
         async with self.gate:
             try:
-                state = await self._next_state()
-                missing = _is_missing(state)
-                self.turn = replace(self.turn, next_state=state)
-                if self.judge is None or missing:
-                    return Feedback(self.turn)
-                self.judging_since = time.perf_counter()
-                verdict: Any = await self.judge(self.turn)
-            except (
-                Exception,
-                SystemExit,
-            ) as error:  # code under test may call `exit()`, which would end the event loop
+                with exits_as_errors():
+                    state = await self._next_state()
+                    missing = _is_missing(state)
+                    self.turn = replace(self.turn, next_state=state)
+                    if self.judge is None or missing:
+                        return Feedback(self.turn)
+                    self.judging_since = time.perf_counter()
+                    verdict: Any = await self.judge(self.turn)
+            except Exception as error:
                 return self._failed("failed", f"{type(error).__name__}: {error}")
         if not isinstance(verdict, Verdict):
             return self._failed("failed", f"the judge must give a Verdict, got {type(verdict).__name__}")

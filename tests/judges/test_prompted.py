@@ -187,6 +187,14 @@ class TestFailures:
 
         assert failures(asyncio.run(PromptedJudge(Odd(), num_votes=1)(TURN))) == [("error", "error")]
 
+    def test_a_client_that_exits_does_not_end_the_loop(self):
+        class Exiting:
+            async def complete(self, messages, *, max_tokens, temperature=None):
+                raise SystemExit("no server")
+
+        with pytest.raises(RuntimeError, match="SystemExit: no server"):
+            asyncio.run(PromptedJudge(Exiting())(TURN))
+
 
 class TestInjection:
     @pytest.mark.parametrize("question", ["combined", "separate"])

@@ -10,6 +10,7 @@ from importlib import resources
 from string import Template
 from typing import Any, Literal, Self, TypedDict, TypeVar, get_args
 
+from ..calls import exits_as_errors
 from ..chat import Chat
 from ..errors import ChatError, ParseError
 from ..types import VOTE_FAILURES, Turn, Verdict, Vote
@@ -152,7 +153,8 @@ class PromptedJudge:
         )
         messages = [{"role": "system", "content": prompt("system").template}, {"role": "user", "content": user}]
         try:
-            reply = await self.client.complete(messages, max_tokens=self.max_tokens, temperature=self.temperature)
+            with exits_as_errors():  # here, since this runs in tasks of its own
+                reply = await self.client.complete(messages, max_tokens=self.max_tokens, temperature=self.temperature)
         except ChatError as error:
             return _Answer(str(error), error.kind if error.kind in VOTE_FAILURES else "error")
         return _Answer(reply.text)

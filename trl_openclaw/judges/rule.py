@@ -1,11 +1,10 @@
 """A judge that is a Python function."""
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..calls import is_async_callable
+from ..calls import call_in_thread, is_async_callable
 from ..types import Turn, Verdict, Vote
 
 RuleResult = int | float | tuple[int | float | None, str | None] | Verdict | None
@@ -22,8 +21,10 @@ class RuleJudge:
     Args:
         fn (`Callable[[Turn], RuleResult]`):
             Takes the turn and returns a score (-1, 0 or 1), a pair of score and hint (either may be `None`), a
-            `Verdict`, or `None` when it has nothing to say about this turn. May be async; a plain function runs in a
-            thread, so it may block. What it raises is passed on.
+            `Verdict`, or `None` when it has nothing to say about this turn. What it raises is passed on. A plain
+            function may block: each call runs in a thread of its own, several at once, and one that hangs costs its own
+            turn. An async function runs on the event loop and must not block it: no time limit can cut code that blocks
+            the loop.
 
     Example:
         ```python
@@ -39,7 +40,7 @@ class RuleJudge:
 
     async def __call__(self, turn: Turn) -> Verdict:
         """Judge `turn`."""
-        result: Any = self.fn(turn) if self._is_async else await asyncio.to_thread(self.fn, turn)
+        result: Any = self.fn(turn) if self._is_async else await call_in_thread(self.fn, turn)
         if inspect.isawaitable(result):
             result = await result
         return _verdict(result)

@@ -1,12 +1,10 @@
 """Next states from a Python function: a test runner, an environment, a rule."""
 
-import asyncio
-import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..calls import is_async_callable
+from ..calls import call_in_thread, callable_name, is_async_callable
 from ..types import NextState, Turn
 from .base import as_next_state
 
@@ -19,9 +17,10 @@ class FunctionNextState:
     Args:
         fn (`Callable`):
             Gives a text (taken as the user's message), a `NextState` (for another role, or to say whether the reply
-            pleased) or `None` for no next state. A plain function runs in a thread of the event loop's pool, a few at
-            a time, and cannot be interrupted from outside: give what may hang a time limit of its own. An async
-            function runs on the loop and must not block it.
+            pleased) or `None` for no next state. A plain function may block: each call runs in a thread of its own,
+            several at once. A call that hangs costs its own turn and cannot be interrupted, so its thread stays until
+            the process ends: give what may hang a time limit of its own. An async function runs on the event loop and
+            must not block it: no time limit can cut code that blocks the loop.
 
     Raises:
         TypeError: When called and `fn` gives anything else.
@@ -31,22 +30,11 @@ class FunctionNextState:
         if not callable(fn):
             raise TypeError(f"`fn` must be callable, got {type(fn).__name__}.")
         self.fn = fn
-        bare = fn
-        while isinstance(bare, functools.partial):
-            bare = bare.func
-        self._name = getattr(bare, "__name__", type(bare).__name__)
         self._is_async = is_async_callable(fn)
 
     async def __call__(self, turn: Turn, row: Mapping[str, Any]) -> NextState | None:
         """Call the function; what it raises is raised here."""
-        answer = self.fn(turn, row) if self._is_async else await asyncio.to_thread(self._call, turn, row)
+        answer = self.fn(turn, row) if self._is_async else await call_in_thread(self.fn, turn, row)
         if inspect.isawaitable(answer):
             answer = await answer
-        return as_next_state(answer, f"The next-state function {self._name}")
-
-    def _call(self, turn: Turn, row: Mapping[str, Any]) -> Any:
-        try:
-            return self.fn(turn, row)
-        except StopIteration as error:
-            # A future cannot carry StopIteration: whoever waits for it would wait forever.
-            raise RuntimeError(f"The next-state function {self._name} raised StopIteration.") from error
+        return as_next_state(answer, f"The next-state function {callable_name(self.fn)}")

@@ -58,7 +58,8 @@ class OPDConfig(GRPOConfig):
             log-probs.
         feedback_timeout (`float`, *optional*, defaults to `600.0`):
             Seconds that next states and judging of one generation batch may take. What is not there by then is
-            counted as timed out. Must stay below `ddp_timeout`, after which the process group would give up.
+            counted as timed out. Must stay below `ddp_timeout`, after which the process group would give up. It cannot
+            cut async code that blocks the event loop instead of awaiting.
         feedback_concurrency (`int`, *optional*, defaults to `32`):
             Turns per process whose feedback is fetched at once.
         judge_failure_limit (`float`, *optional*, defaults to `0.9`):
@@ -127,7 +128,11 @@ class OPDConfig(GRPOConfig):
         default=None, metadata={"help": "Mean log-prob difference (nats) that the self-test accepts."}
     )
     feedback_timeout: float = field(
-        default=600.0, metadata={"help": "Seconds that the feedback of one generation batch may take."}
+        default=600.0,
+        metadata={
+            "help": "Seconds that the feedback of one generation batch may take. Cannot cut async code that blocks the "
+            "event loop."
+        },
     )
     feedback_concurrency: int = field(default=32, metadata={"help": "Turns per process judged at once."})
     judge_failure_limit: float = field(
