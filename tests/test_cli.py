@@ -1,15 +1,23 @@
 """The `trl-openclaw` command: what goes to the recipe, what to the launcher, and what a mistake looks like."""
 
 import json
+import os
+import pty
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from trl_openclaw import __version__, cli
+from trl_openclaw.signals import forward_signals
 
 RECIPE = """
 import json, os, sys
@@ -55,6 +63,45 @@ def recipes(tmp_path):
     (folder / "opd.py").write_text(RECIPE)
     (folder / "helper.py").write_text("GREETING = 'hello'\n")
     return folder
+
+
+WAITING = """
+import json, os, signal, sys, time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Arguments:
+    record: str = ""
+    saves: bool = False
+
+
+def make_parser(prog=None):
+    from trl import TrlParser
+
+    return TrlParser((Arguments,), prog=prog)
+
+
+if __name__ == "__main__":
+    record, seen = Path(sys.argv[sys.argv.index("--record") + 1]), []
+
+    def note(signum, frame):
+        seen.append(signum)
+
+    if "--saves" in sys.argv:  # as a trainer that saves a checkpoint before it ends
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(name, note)
+    rank = os.environ.get("RANK", "0")
+    started = record.with_name(f"{record.name}.pid{rank}")
+    started.with_suffix(".tmp").write_text(str(os.getpid()))
+    started.with_suffix(".tmp").rename(started)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not seen:
+        time.sleep(0.05)
+    time.sleep(1)  # the checkpoint is written, whatever else arrives
+    record.write_text(json.dumps(seen))
+"""
 
 
 @pytest.fixture
@@ -147,6 +194,8 @@ def test_our_accelerate_configs_come_before_those_of_trl(tmp_path):
         (["--accelerate_config"], ["--accelerate_config needs a value"]),
         (["--accelerate_config", "--num_processes", "2"], ["--accelerate_config needs a value"]),
         (["--config", "nowhere.yaml"], ["nowhere.yaml", "neither a file nor"]),
+        (["--config", "/"], ["'/'", "neither a file nor"]),
+        (["--accelerate_config", "/"], ["'/'", "neither a file nor"]),
         (["--config"], ["--config needs a value"]),
     ],
 )
@@ -159,10 +208,59 @@ def test_what_does_not_exist_is_a_clear_error(launched, capsys, argv, words):
     assert len(message.splitlines()) == 1
 
 
-def test_config_that_is_no_mapping_is_a_clear_error(launched, tmp_path, capsys):
-    (tmp_path / "list.yaml").write_text("- 1\n")
-    assert launched("--config", tmp_path / "list.yaml")[0] == 2
-    assert "does not hold a YAML mapping" in capsys.readouterr().err
+BROKEN = {
+    "a list": ("- 1\n", "does not hold a YAML mapping"),
+    "numbers as names": ("1: 2\n", "does not hold a YAML mapping"),
+    "text": ("distributed\n", "does not hold a YAML mapping"),
+    "empty": ("", "is empty"),
+    "malformed": ("a: [1,\nb: }\n", "cannot be read as YAML"),
+    "binary": ("\ud800", "cannot be read as YAML"),
+}
+
+
+def assert_one_line_naming(errors, path, *words):
+    assert len(errors.splitlines()) == 1
+    assert all(word in errors for word in (f"error: {path} ", *words)), errors
+
+
+@pytest.mark.parametrize("option", ["--config", "--accelerate_config", "--config_file"])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_config_that_is_none_is_one_clear_line(recipes, tmp_path, capsys, option, kind):
+    text, words = BROKEN[kind]
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert cli.main(["opd", "--record", str(tmp_path / "record"), option, str(path)], recipes=recipes) == 2
+    assert_one_line_naming(capsys.readouterr().err, path, words)
+    assert not (tmp_path / "record").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("distributed_type: 'NO'\nnum_gpuz: 2\n", "num_gpuz"),
+        ("distributed_type: MANY\n", "MANY"),
+        ("num_processes: 1\n", "distributed_type"),
+        ("distributed_type: 'NO'\nnum_processes: two\n", "`num_processes` the value 'two'"),
+    ],
+)
+def test_accelerate_config_with_what_accelerate_does_not_know(recipes, tmp_path, capsys, text, word):
+    path = tmp_path / "unknown.yaml"
+    path.write_text(text)
+    assert cli.main(["opd", "--record", "r", "--accelerate_config", str(path)], recipes=recipes) == 2
+    assert_one_line_naming(capsys.readouterr().err, path, word)
+
+
+def test_launcher_that_refuses_is_one_clear_line(recipes, capsys):
+    assert cli.main(["opd", "--record", "r", "--accelerate_config", "multi_gpu"], recipes=recipes) == 2
+    errors = capsys.readouterr().err
+    assert len(errors.splitlines()) == 1
+    assert "--num_processes" in errors
+
+
+def test_deepspeed_that_is_not_installed_names_the_extra(recipes, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    assert cli.main(["opd", "--record", "r", "--accelerate_config", "zero2"], recipes=recipes) == 2
+    assert_one_line_naming(capsys.readouterr().err, cli.accelerate_config_dirs()[0] / "zero2.yaml", "[deepspeed]")
 
 
 @pytest.mark.parametrize("stray", [["--num_procesess", "2"], ["--stepz", "2"], ["--multi_gpuu"]])
@@ -234,11 +332,20 @@ def test_launches_through_accelerate_and_passes_the_exit_code_on(recipes, tmp_pa
     assert seen["hello"] == "hello"
 
 
+def test_accelerate_does_not_list_its_assumptions(recipes, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", tmp_path / "none")
+    monkeypatch.setattr("accelerate.commands.launch.default_config_file", tmp_path / "none")
+    assert cli.main(["opd", "--record", str(tmp_path / "r")], recipes=recipes) == 0
+    assert "had defaults used instead" not in capfd.readouterr().err
+    assert json.loads((tmp_path / "r").read_text())["mixed_precision"] == "no"
+
+
 def test_exit_code_of_each_kind_of_launcher():
     one_of_many = ChildFailedError("x", {1: ProcessFailure(local_rank=1, pid=1, exitcode=3, error_file="")})
     assert cli._exit_code(one_of_many) == 3
     assert cli._exit_code(subprocess.CalledProcessError(4, "x")) == 4
     assert cli._exit_code(subprocess.CalledProcessError(-9, "x")) == 137  # as a shell reports a signal
+    assert cli._exit_code(SignalException("x", signal.SIGTERM)) == 143
     assert cli._exit_code(ValueError("not a launched process")) is None
 
 
@@ -256,3 +363,132 @@ def test_every_command_has_its_recipe():
 def test_help_does_not_import_torch():
     code = "import sys; from trl_openclaw import cli; cli.main([]); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[1])
+
+
+# Stopping
+
+
+def command_line(recipes, tmp_path, *argv, head=""):
+    """The whole command, with a waiting recipe, as a process of its own would be started."""
+    (recipes / "opd.py").write_text(WAITING)
+    code = f"{head}import sys; from pathlib import Path; from trl_openclaw import cli; "
+    code += f"sys.exit(cli.main(sys.argv[1:], recipes=Path({str(recipes)!r})))"
+    return [sys.executable, "-c", code, "opd", "--record", str(tmp_path / "seen"), *argv]
+
+
+def environment(tmp_path):
+    home = {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(Path(__file__).parents[1])}
+    return {**os.environ, **home}
+
+
+@pytest.fixture
+def started(recipes, tmp_path):
+    """Starts the command out of reach of any terminal and returns it with the recipe's processes, once those run."""
+    running = []
+
+    def start(*argv, ranks=1, head=""):
+        process = subprocess.Popen(
+            command_line(recipes, tmp_path, *argv, head=head),
+            env=environment(tmp_path),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        children = [psutil.Process(wait_for_pid(tmp_path / f"seen.pid{rank}")) for rank in range(ranks)]
+        running.extend([psutil.Process(process.pid), *children])
+        return process, children
+
+    yield start
+    for process in running:
+        if process.is_running():
+            process.kill()
+
+
+def wait_for_pid(path):
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, "the recipe did not start"
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_recipe_too(started, signum):
+    process, (recipe,) = started()
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum
+    assert not recipe.is_running()
+    assert not re.search(r"(cli|signals|launch)\.py", errors)  # the traceback, if any, is the recipe's
+
+
+def test_a_recipe_that_saves_first_is_waited_for(started, tmp_path):
+    process, (recipe,) = started("--saves", "true")
+    process.terminate()
+    process.wait(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not recipe.is_running()
+    assert json.loads((tmp_path / "seen").read_text()) == [signal.SIGTERM]
+
+
+def test_a_recipe_that_does_not_end_is_killed(started, tmp_path):
+    process, (recipe,) = started(
+        "--saves", "true", head="from trl_openclaw import signals; signals.STOP_TIMEOUT = 0.1; "
+    )
+    process.terminate()
+    process.wait(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not recipe.is_running()
+    assert not (tmp_path / "seen").exists()
+
+
+def test_a_signal_ends_every_process_of_a_launch(started):
+    process, recipes = started("--multi_gpu", "--num_processes", "2", ranks=2)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not any(recipe.is_running() for recipe in recipes)
+    assert "Traceback" not in errors
+
+
+def test_ctrl_c_reaches_the_recipe_once(recipes, tmp_path):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = command_line(recipes, tmp_path, "--saves", "true")
+        os.execve(command[0], command, environment(tmp_path))
+    recipe = psutil.Process(wait_for_pid(tmp_path / "seen.pid0"))
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+    assert not recipe.is_running()
+    assert json.loads((tmp_path / "seen").read_text()) == [signal.SIGINT]
+
+
+def test_ctrl_c_before_anything_runs_is_no_traceback(recipes, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    assert cli.main(["opd", "--record", "r"], recipes=recipes, launch=interrupted) == 130
+
+
+def test_ignored_signals_stay_ignored_and_handlers_come_back():
+    def mine(signum, frame): ...
+
+    before = {signal.SIGHUP: signal.SIG_IGN, signal.SIGTERM: mine}
+    old = {signum: signal.signal(signum, handler) for signum, handler in before.items()}
+    try:
+        with forward_signals():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) not in (mine, signal.SIG_DFL)
+        assert {signum: signal.getsignal(signum) for signum in before} == before
+    finally:
+        for signum, handler in old.items():
+            signal.signal(signum, handler)
+
+
+def test_a_signal_before_the_launch_ends_the_command():
+    with pytest.raises(SystemExit) as stop, forward_signals():
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.value.code == 128 + signal.SIGTERM

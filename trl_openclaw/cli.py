@@ -5,9 +5,11 @@ Arguments that the recipe's parser knows go to the recipe, the others to `accele
 """
 
 import argparse
+import dataclasses
 import difflib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from trl_openclaw import __version__
+from trl_openclaw.config_file import read_config_file
+from trl_openclaw.signals import forward_signals
 
 COMMANDS = {
     "rl": "Binary RL: a judge scores each reply by what followed it",
@@ -36,7 +40,7 @@ def main(argv: Sequence[str] | None = None, *, recipes: Path | None = None, laun
         launch: Called with the script, its arguments and the launcher's; by default runs `accelerate launch`.
 
     Returns:
-        The exit code of the process that was launched.
+        The exit code of the process that was launched, or 128 plus the signal that ended it.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _build_parser()
@@ -49,13 +53,15 @@ def main(argv: Sequence[str] | None = None, *, recipes: Path | None = None, laun
 
     recipes = recipes_dir() if recipes is None else recipes
     script = recipes / f"{command}.py"
-    recipe_parser = load_recipe(script).make_parser(prog=f"trl-openclaw {command}")
     try:
+        recipe_parser = load_recipe(script).make_parser(prog=f"trl-openclaw {command}")
         script_args, launch_args = split_args(recipe_parser, argv[1:], recipes / "configs")
         launch_args = resolve_accelerate_config(launch_args, accelerate_config_dirs())
         return (launch or launch_recipe)(script, script_args, launch_args)
     except UsageError as error:
         return _usage_error(f"trl-openclaw {command}", error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 class UsageError(Exception):
@@ -140,18 +146,43 @@ def launch_recipe(script: Path, script_args: list[str], launch_args: list[str]) 
             f"{bad!r} is neither an argument of this recipe nor an option of `accelerate launch`"
             f"{_did_you_mean(bad, options)}."
         )
-    if args.num_cpu_threads_per_process is None and "OMP_NUM_THREADS" not in os.environ and not _has_accelerator():
+    if args.config_file is not None:
+        _check_accelerate_config(Path(args.config_file))
+    _set_defaults(args)
+    with forward_signals() as received:
+        try:
+            launch_command(args)
+            code = 0
+        except ValueError as error:
+            raise UsageError(f"`accelerate launch` cannot start: {error}") from error
+        except Exception as error:
+            found = _exit_code(error)
+            if found is None:
+                raise
+            code = found
+    return 128 + received[0] if received else code
+
+
+def _set_defaults(args: argparse.Namespace) -> None:
+    """Say what accelerate would assume, so that it does not list its assumptions, and share the cores of a CPU."""
+    import torch
+    from accelerate.commands.config.config_args import default_config_file
+
+    devices = torch.accelerator.device_count()
+    if args.config_file is None and not os.path.isfile(default_config_file):
+        defaults = {
+            "num_processes": max(devices, 1),
+            "num_machines": 1,
+            "mixed_precision": "no",
+            "dynamo_backend": "no",
+        }
+        for name, value in defaults.items():
+            if getattr(args, name) is None:
+                setattr(args, name, value)
+    if args.num_cpu_threads_per_process is None and "OMP_NUM_THREADS" not in os.environ and not devices:
         # Left alone, accelerate gives a process without a GPU one thread.
         processes = max(args.num_processes or 1, 1)
         args.num_cpu_threads_per_process = max((os.cpu_count() or 1) // processes, 1)
-    try:
-        launch_command(args)
-    except Exception as error:
-        code = _exit_code(error)
-        if code is None:
-            raise
-        return code
-    return 0
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -180,18 +211,11 @@ def _shipped_dir(name: str) -> Path:
 
 def _read_config(args: Sequence[str], configs: Path) -> tuple[list[str], dict[str, Any]]:
     """The arguments with `--config` resolved to a path, and what that file holds."""
-    import yaml
-
     rest, value = _pop_option(args, "--config")
     if value is None:
         return rest, {}
     path = _find_yaml(value, [configs], "recipe config")
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
-        raise UsageError(f"{path} does not hold a YAML mapping with names as keys.")
+    config = _read_yaml(path)
     if not isinstance(config.get("env") or {}, dict):
         raise UsageError(f"`env` in {path} must be a mapping of environment variables.")
     return [*rest, "--config", str(path)], config
@@ -227,6 +251,30 @@ def _find_yaml(value: str, folders: Sequence[Path], what: str) -> Path:
     )
 
 
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        return read_config_file(path)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _check_accelerate_config(path: Path) -> None:
+    """Let accelerate read its config file now, since it would answer a mistake with a traceback later."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = _read_yaml(path)
+    try:
+        loaded = load_config_from_file(str(path))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is not a config file of accelerate: {error}") from error
+    for field in dataclasses.fields(loaded):
+        value = getattr(loaded, field.name)
+        if field.type in (int, bool) and not isinstance(value, field.type):
+            raise UsageError(f"{path} gives `{field.name}` the value {value!r}, which is no {field.type.__name__}.")
+    if config["distributed_type"] == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
+        raise UsageError(f"{path} needs DeepSpeed, which is not installed: pip install 'trl-openclaw[deepspeed]'")
+
+
 def _as_flags(pairs: Sequence[str]) -> list[str]:
     """Write the true and false of a YAML file as the flags of `accelerate launch`, which take no value."""
     flags: list[str] = []
@@ -250,17 +298,14 @@ def _without(args: Sequence[str], unknown: Sequence[str]) -> list[str]:
     return kept
 
 
-def _has_accelerator() -> bool:
-    import torch
-
-    return torch.accelerator.is_available()
-
-
 def _exit_code(error: Exception) -> int | None:
     """The exit code of the process whose failure this error reports, or `None` when it reports something else."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    if isinstance(error, subprocess.CalledProcessError):
+    if isinstance(error, SignalException):
+        code = -error.sigval
+    elif isinstance(error, subprocess.CalledProcessError):
         code = error.returncode
     elif isinstance(error, ChildFailedError):
         code = error.get_first_failure()[1].exitcode
