@@ -1,6 +1,7 @@
 """What comes in wrong: a clear error before training, or a counted skip while it goes on."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,6 +120,11 @@ class TestConstruction:
         config = LoraConfig(r=2, target_modules=["q_proj"])
         with pytest.warns(UserWarning, match="LoRA usually wants about ten times as much"):
             make_trainer(tmp_path, peft_config=config, config={"learning_rate": 1e-5})
+
+    @pytest.mark.parametrize("thing", [3, Path("teacher"), lambda rows: None])
+    def test_a_teacher_that_could_not_score(self, tmp_path, thing):
+        with pytest.raises(TypeError, match=r"`teacher_model` must be a path as text, a model, or an object with"):
+            make_trainer(tmp_path, teacher_model=thing)
 
     def test_a_teacher_that_answers_for_other_rows(self, tmp_path):
         class Lazy(ScriptedTeacher):
@@ -313,6 +319,33 @@ class TestRows:
         with pytest.raises(ValueError, match="Infinite rewards from <lambda>"):
             trainer.train()
         assert all(torch.equal(before[n], p) for n, p in trainer.model.named_parameters())
+
+    def test_a_weight_that_makes_a_reward_infinite(self, tmp_path):
+        trainer = make_trainer(
+            tmp_path, CombineTrainer, reward_funcs=lambda completions, **kwargs: [-1e30] * len(completions),
+            config={"reward_weights": [1e30]},
+        )  # fmt: skip
+        with pytest.raises(ValueError, match="Infinite rewards from <lambda>"):
+            trainer.train()
+
+    @pytest.mark.parametrize(
+        ("reward", "config", "warnings"),
+        [
+            (-2e6, {}, 1),
+            (1.0, {"reward_weights": [2e6]}, 1),
+            (2e6, {"reward_weights": [0.1]}, 0),
+            (2e6, {"reward_baseline": "group"}, 0),
+            (2e6, {"rl_weight": 0.0}, 0),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:.*trains on hints only")
+    def test_rewards_that_drown_everything_are_pointed_out_once(self, tmp_path, caplog, reward, config, warnings):
+        def points(completions, **kwargs):
+            return [reward] * len(completions)
+
+        trainer = make_trainer(tmp_path, CombineTrainer, reward_funcs=points, config={"max_steps": 2, **config})
+        trainer.train()
+        assert caplog.text.count("Rewards of more than 1e+06 from points: with") == warnings
 
     def test_silence_is_pointed_out(self, tmp_path, caplog):
         make_trainer(tmp_path, judge=judge_that(hint=None), config={"max_steps": 4}).train()

@@ -1,7 +1,9 @@
 """Settings that cannot be honoured are refused, naming the field and what to use instead."""
 
 import dataclasses
+from pathlib import Path
 
+import numpy as np
 import pytest
 from trainer_harness import SETTINGS
 from trl import GRPOConfig
@@ -23,26 +25,40 @@ def build(tmp_path, config_class=CombineConfig, **settings):
         ({"hint_source": "oracle"}, "`hint_source` must be one of auto, judge, privileged_context, none"),
         ({"hint_placement": "assistant"}, "`hint_placement` must be one of user, system"),
         ({"hint_template": "no place for it"}, "{hint}"),
-        ({"logp_gap_clip": 0.0}, "`logp_gap_clip` must be greater than 0 or None, got 0.0"),
-        ({"logp_gap_clip": -1.0}, "`logp_gap_clip` must be greater than 0"),
-        ({"self_test_tolerance": 0.0}, "`self_test_tolerance` must be greater than 0"),
-        ({"teacher_batch_size": 0}, "`teacher_batch_size` must be greater than 0"),
-        ({"feedback_timeout": 0.0}, "`feedback_timeout` must be greater than 0, got"),
+        ({"logp_gap_clip": 0.0}, "`logp_gap_clip` must be a finite number greater than 0 or None, got 0.0"),
+        ({"logp_gap_clip": -1.0}, "`logp_gap_clip` must be"),
+        ({"logp_gap_clip": "1.0"}, "`logp_gap_clip` must be a finite number greater than 0 or None, got '1.0'"),
+        ({"self_test_tolerance": 0.0}, "`self_test_tolerance` must be a finite number greater than 0"),
+        ({"self_test_tolerance": True}, "`self_test_tolerance` must be a finite number greater than 0"),
+        ({"self_test": "no"}, "`self_test` must be True or False, got 'no'"),
+        ({"teacher_batch_size": 0}, "`teacher_batch_size` must be a whole number at least 1 or None, got 0"),
+        ({"teacher_batch_size": 1.5}, "`teacher_batch_size` must be a whole number at least 1 or None, got 1.5"),
+        ({"teacher_model_name_or_path": Path("x")}, "`teacher_model_name_or_path` must be text"),
+        ({"feedback_timeout": 0.0}, "`feedback_timeout` must be a finite number greater than 0, got 0.0"),
+        ({"feedback_timeout": None}, "`feedback_timeout` must be a finite number greater than 0, got None"),
         ({"feedback_timeout": 1800.0}, "must stay below `ddp_timeout`"),
-        ({"feedback_concurrency": 0}, "`feedback_concurrency` must be at least 1"),
-        ({"judge_failure_patience": 0}, "`judge_failure_patience` must be at least 1"),
-        ({"judge_failure_limit": 0.0}, "`judge_failure_limit` must lie in (0, 1]"),
-        ({"judge_failure_limit": 1.5}, "`judge_failure_limit` must lie in (0, 1]"),
+        ({"feedback_concurrency": 0}, "`feedback_concurrency` must be a whole number at least 1"),
+        ({"feedback_concurrency": 1.5}, "`feedback_concurrency` must be a whole number at least 1"),
+        ({"judge_failure_patience": 0}, "`judge_failure_patience` must be a whole number at least 1"),
+        ({"judge_failure_patience": True}, "`judge_failure_patience` must be a whole number at least 1, got True"),
+        ({"judge_failure_limit": 0.0}, "`judge_failure_limit` must be a finite number greater than 0 and at most 1"),
+        ({"judge_failure_limit": 1.5}, "`judge_failure_limit` must be a finite number greater than 0 and at most 1"),
+        ({"reward_weights": [1.0, float("nan")]}, "`reward_weights[1]` must be a finite number, got nan"),
+        ({"reward_weights": [float("inf")]}, "`reward_weights[0]` must be a finite number, got inf"),
+        ({"reward_weights": ["1"]}, "`reward_weights[0]` must be a finite number, got '1'"),
+        ({"reward_weights": 1.0}, "`reward_weights` must be a list of numbers, got 1.0"),
         ({"teacher": "live", "teacher_model_name_or_path": "x"}, "name two teachers"),
         ({"loss_type": "grpo", "entropy_coef": 0.01}, "Use `loss_type='dapo'` together with an entropy bonus"),
         ({"reward_baseline": "batch"}, "`reward_baseline` must be one of none, group"),
-        ({"rl_weight": -1.0}, "must be finite and not negative"),
+        ({"rl_weight": -1.0}, "`rl_weight` must be a finite number at least 0, got -1.0"),
         ({"rl_weight": 0.0, "opd_weight": 0.0}, "nothing to train on"),
         ({"reward_baseline": "group", "num_generations": 1}, "compares the completions of one prompt"),
-        ({"logp_gap_clip": float("nan")}, "`logp_gap_clip` must be greater than 0"),
-        ({"self_test_tolerance": float("nan")}, "`self_test_tolerance` must be greater than 0"),
-        ({"rl_weight": float("nan")}, "must be finite and not negative"),
-        ({"opd_weight": float("inf")}, "must be finite and not negative"),
+        ({"logp_gap_clip": float("nan")}, "`logp_gap_clip` must be a finite number"),
+        ({"self_test_tolerance": float("nan")}, "`self_test_tolerance` must be a finite number"),
+        ({"rl_weight": float("nan")}, "`rl_weight` must be a finite number"),
+        ({"opd_weight": float("inf")}, "`opd_weight` must be a finite number"),
+        ({"opd_weight": True}, "`opd_weight` must be a finite number"),
+        ({"rl_weight": "1"}, "`rl_weight` must be a finite number"),
         ({"torch_compile": True}, "`torch_compile=True` is not supported"),
         ({"generation_kwargs": {"temperature": 0.5}}, "Use the field `temperature`"),
         ({"opd_weight": 0.0, "teacher": "live"}, "no teacher runs"),
@@ -57,6 +73,29 @@ def test_refused(tmp_path, settings, message):
     with pytest.raises(ValueError) as error:
         build(tmp_path, **settings)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"logp_gap_clip": 1, "judge_failure_limit": 1, "feedback_timeout": np.float32(5)},
+        {"logp_gap_clip": None, "self_test_tolerance": None, "teacher_batch_size": None},
+        {"teacher_batch_size": np.int64(2), "rl_weight": 0, "opd_weight": 2},
+        {"reward_weights": [-1, 0.5]},
+        {"reward_weights": (1.0,)},
+    ],
+    ids=str,
+)
+def test_accepted(tmp_path, settings):
+    config = build(tmp_path, **settings)
+    assert {name: getattr(config, name) for name in settings} == settings
+
+
+def test_every_number_of_our_own_is_checked():
+    own = dataclasses.fields(CombineConfig)
+    inherited = {field.name for field in dataclasses.fields(GRPOConfig)}
+    numeric = {f.name for f in own if f.type in (int, float, int | None, float | None) and f.name not in inherited}
+    assert numeric == set(CombineConfig._NUMBERS)
 
 
 def test_one_generation_is_accepted_and_stays_a_plain_number(tmp_path):

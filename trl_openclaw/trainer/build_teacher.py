@@ -25,6 +25,7 @@ def choose_teacher_model(model: Any, teacher_model: TeacherModel | None, args: O
     """The external teacher that the argument or the configuration names, or `None` for a self-teacher.
 
     Raises:
+        TypeError: If it is nothing that could score.
         ValueError: If two teachers are named, or the policy is named as its own external teacher.
     """
     if teacher_model is None:
@@ -35,6 +36,11 @@ def choose_teacher_model(model: Any, teacher_model: TeacherModel | None, args: O
         raise ValueError(f"`teacher={args.teacher!r}` and `teacher_model` name two teachers. Remove one.")
     if teacher_model is model and not isinstance(model, str):
         raise ValueError("`teacher_model` is the policy itself. Use `teacher='frozen'` or `teacher='live'`.")
+    if not isinstance(teacher_model, str | nn.Module) and not callable(getattr(teacher_model, "score", None)):
+        raise TypeError(
+            f"`teacher_model` must be a path as text, a model, or an object with `score(rows) -> TeacherScores`, got "
+            f"{teacher_model!r}."
+        )
     return teacher_model
 
 

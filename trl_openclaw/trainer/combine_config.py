@@ -1,9 +1,10 @@
 """Configuration of `CombineTrainer`."""
 
-import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from .opd_config import OPDConfig
+from .settings import Number
 
 REWARD_BASELINES = ("none", "group")
 
@@ -25,6 +26,12 @@ class CombineConfig(OPDConfig):
             such rows are left out of the loss as well.
     """
 
+    _NUMBERS: ClassVar[dict[str, Number]] = {
+        **OPDConfig._NUMBERS,
+        "rl_weight": Number(at_least=0),
+        "opd_weight": Number(at_least=0),
+    }
+
     rl_weight: float = field(default=1.0, metadata={"help": "Weight of the reward in a token's advantage."})
     opd_weight: float = field(
         default=1.0, metadata={"help": "Weight of the distillation advantage; 0 is Binary RL without a teacher."}
@@ -39,11 +46,6 @@ class CombineConfig(OPDConfig):
         if self.reward_baseline not in REWARD_BASELINES:
             raise ValueError(
                 f"`reward_baseline` must be one of {', '.join(REWARD_BASELINES)}, got {self.reward_baseline!r}."
-            )
-        if not all(0 <= weight < math.inf for weight in (self.rl_weight, self.opd_weight)):
-            raise ValueError(
-                f"Weights must be finite and not negative, got `rl_weight={self.rl_weight}`, "
-                f"`opd_weight={self.opd_weight}`."
             )
         if self.opd_weight == 0 and (self.teacher != "frozen" or self.hint_source not in ("auto", "none")):
             raise ValueError(

@@ -3,12 +3,18 @@
 from typing import Any
 
 import torch
+from accelerate.logging import get_logger
 
 from ..judges.base import Judge
 from .build_teacher import TeacherModel
 from .combine_config import CombineConfig
 from .opd_config import OPDConfig
 from .opd_trainer import OPDTrainer, Rollout
+
+logger = get_logger(__name__)
+
+HUGE_REWARD = 1e6
+"""A weighted reward beyond this is a mistake of scale, not a judgement."""
 
 
 class CombineTrainer(OPDTrainer):
@@ -31,6 +37,7 @@ class CombineTrainer(OPDTrainer):
     _tag_names = ["trl", "trl-openclaw", "combine"]
     _name = "Combine"
     config_class = CombineConfig
+    _saw_huge_reward = False
 
     def _weights(self, args: OPDConfig) -> tuple[float, float]:
         assert isinstance(args, CombineConfig)
@@ -58,11 +65,7 @@ class CombineTrainer(OPDTrainer):
         rows = len(rollout.prompts)
         rewards = rollout.rewards_per_func
         own = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
-        if rewards.isinf().any():
-            names = [
-                name for name, column in zip(self.reward_func_names, rewards.T, strict=True) if column.isinf().any()
-            ]
-            raise ValueError(f"Infinite rewards from {', '.join(names)}: one step would turn all weights into NaN.")
+        self._check_rewards(rewards)
         scored = ~rewards.isnan().all(dim=1)[own]
         if not self.rl_weight:
             return torch.zeros_like(scored, dtype=torch.float32), torch.zeros_like(scored)
@@ -70,3 +73,23 @@ class CombineTrainer(OPDTrainer):
             return batch["advantages"], scored & (batch["advantages"] != 0)
         raw = (rewards * self.reward_weights.to(rewards)).nansum(dim=1)[own]
         return raw, scored & (raw != 0)
+
+    def _check_rewards(self, rewards: torch.Tensor) -> None:
+        """Refuse infinite rewards, and point out those that drown all others, once."""
+        weighted = rewards * self.reward_weights.to(rewards)
+        infinite = self._givers(rewards.isinf() | weighted.isinf())
+        if infinite:
+            raise ValueError(f"Infinite rewards from {infinite}: one step would turn all weights into NaN.")
+        huge = self._givers(weighted.abs() > HUGE_REWARD)
+        if huge and self.rl_weight and self.args.reward_baseline == "none" and not self._saw_huge_reward:
+            self._saw_huge_reward = True
+            logger.warning(
+                f"Rewards of more than {HUGE_REWARD:g} from {huge}: with `reward_baseline='none'` they are advantages "
+                "as they are, and drown every other signal of the batch. Scale them, give them a smaller "
+                "`reward_weights`, or use `reward_baseline='group'`."
+            )
+
+    def _givers(self, entries: torch.Tensor) -> str:
+        """Names of the reward functions with an entry `(world * B, F)`."""
+        found = entries.any(dim=0).tolist()
+        return ", ".join(name for name, hit in zip(self.reward_func_names, found, strict=True) if hit)

@@ -2,12 +2,13 @@
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from trl import GRPOConfig
 
 from ..hints import DEFAULT_HINT_TEMPLATE, HintPlacement, check_hint_template
 from ..teachers import TEACHERS
+from .settings import Number
 
 HINT_SOURCES = ("auto", "judge", "privileged_context", "none")
 ROW_MEAN_LOSSES = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -82,6 +83,15 @@ class OPDConfig(GRPOConfig):
     > - `num_generations`: `1` is accepted.
     """
 
+    _NUMBERS: ClassVar[dict[str, Number]] = {
+        "teacher_batch_size": Number(whole=True, at_least=1, optional=True),
+        "logp_gap_clip": Number(above=0, optional=True),
+        "self_test_tolerance": Number(above=0, optional=True),
+        "feedback_timeout": Number(above=0),
+        "feedback_concurrency": Number(whole=True, at_least=1),
+        "judge_failure_limit": Number(above=0, at_most=1),
+        "judge_failure_patience": Number(whole=True, at_least=1),
+    }
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_model_init_kwargs"]
 
     learning_rate: float = field(default=1e-5, metadata={"help": "The initial learning rate for AdamW."})
@@ -160,16 +170,16 @@ class OPDConfig(GRPOConfig):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
         check_hint_template(self.hint_template)
-        for name in ("logp_gap_clip", "self_test_tolerance", "teacher_batch_size", "feedback_timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:  # nan is not greater than 0 either
-                none = " or None" if name in ("logp_gap_clip", "self_test_tolerance", "teacher_batch_size") else ""
-                raise ValueError(f"`{name}` must be greater than 0{none}, got {value}.")
-        for name in ("feedback_concurrency", "judge_failure_patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
-        if not 0 < self.judge_failure_limit <= 1:
-            raise ValueError(f"`judge_failure_limit` must lie in (0, 1], got {self.judge_failure_limit}.")
+        for name, number in self._NUMBERS.items():
+            number.check(name, getattr(self, name))
+        if not isinstance(self.self_test, bool):
+            raise ValueError(f"`self_test` must be True or False, got {self.self_test!r}.")
+        if not isinstance(self.teacher_model_name_or_path, str | None):
+            raise ValueError(f"`teacher_model_name_or_path` must be text, got {self.teacher_model_name_or_path!r}.")
+        if not isinstance(self.reward_weights, list | tuple | None):
+            raise ValueError(f"`reward_weights` must be a list of numbers, got {self.reward_weights!r}.")
+        for i, weight in enumerate(self.reward_weights or ()):
+            Number().check(f"reward_weights[{i}]", weight)
         if self.teacher_model_name_or_path is not None and self.teacher != "frozen":
             raise ValueError(
                 f"`teacher={self.teacher!r}` and `teacher_model_name_or_path` name two teachers. Remove one."
