@@ -65,3 +65,8 @@ def test_message_text_names_what_is_no_text():
     assert message_text({"content": parts}) == "a\n[image]\n[part]"
     assert message_text({"content": None}) == message_text({}) == ""
     assert NextState(parts[:1]).text == "a"
+
+
+def test_a_vote_keeps_only_the_head_of_a_long_answer():
+    assert Vote(raw="ab" * 5000).raw == "ab" * 5000
+    assert Vote(raw="ab" * 5001).raw == "ab" * 5000

@@ -83,6 +83,9 @@ class Turn:
         return "\n".join(text for text in texts if text)
 
 
+_RAW_CHARS = 10_000
+
+
 @dataclass(frozen=True)
 class Vote:
     """One answer of a judge.
@@ -92,7 +95,7 @@ class Vote:
         failure: Why `score` is `None`; `None` when it is valid or was not asked for.
         hint: The hint this answer gave, or `None`.
         hint_failure: Why a hint that was asked for could not be read; `None` when it was, or when there is none.
-        raw: The answer as received, for the logs.
+        raw: The answer as received, for the logs. Only its first 10,000 characters are kept.
     """
 
     score: int | None = None
@@ -107,7 +110,7 @@ class Vote:
         if self.score is not None and self.failure is not None:
             raise ValueError("A vote with a score cannot also carry a failure.")
         object.__setattr__(self, "hint", None if self.hint is None else valid_text(self.hint))
-        object.__setattr__(self, "raw", valid_text(self.raw))
+        object.__setattr__(self, "raw", valid_text(self.raw[:_RAW_CHARS]))
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,19 @@ class TestFailures:
 
         assert failures(asyncio.run(PromptedJudge(Odd(), num_votes=1)(TURN))) == [("error", "error")]
 
+    def test_an_answer_longer_than_its_tokens_allow_is_not_read(self):
+        class Endless:
+            async def complete(self, messages, *, max_tokens, temperature=None):
+                answer = say()(messages)
+                return ChatReply(" " * (length - len(answer)) + answer)
+
+        length = 16 * 4 * 10
+        endless = PromptedJudge(Endless(), num_votes=1, max_tokens=10)
+        assert asyncio.run(endless(TURN)).score == -1
+        length += 1
+        assert failures(asyncio.run(endless(TURN))) == [("unparseable", "unparseable")]
+        assert failures(asyncio.run(endless.without_hints()(TURN))) == [("unparseable", None)]
+
     def test_a_client_that_exits_does_not_end_the_loop(self):
         class Exiting:
             async def complete(self, messages, *, max_tokens, temperature=None):

@@ -2,7 +2,9 @@ import asyncio
 import functools
 import threading
 
+import numpy as np
 import pytest
+import torch
 
 from trl_openclaw.judges import RuleJudge
 from trl_openclaw.types import NextState, Turn, Verdict, Vote
@@ -24,6 +26,14 @@ def test_scores(result, score, outcome):
     assert type(verdict.score) is type(score)
 
 
+@pytest.mark.parametrize("make", [np.int64, np.float32, np.array, torch.tensor, lambda x: torch.tensor(float(x))])
+@pytest.mark.parametrize("score", [-1, 0, 1])
+def test_scores_of_other_number_types(make, score):
+    for result in (make(score), (make(score), "x")):
+        assert judge(result).score == score
+        assert type(judge(result).score) is int
+
+
 @pytest.mark.parametrize(
     ("result", "score", "hints"),
     [((-1, "Be short."), -1, ("Be short.",)), ((1, None), 1, ()), ((1, ""), 1, ()), ((None, "x"), None, ("x",))],
@@ -38,13 +48,32 @@ def test_a_verdict_is_passed_through():
     assert judge(verdict) is verdict
 
 
-@pytest.mark.parametrize("result", [True, False, "1", [1, "x"], {"score": 1}, (1, 2), (1,), (1, "x", "y"), object()])
+@pytest.mark.parametrize(
+    "result",
+    [
+        True,
+        False,
+        np.bool_(True),
+        torch.tensor(False),
+        np.array([1]),
+        torch.ones(2),
+        np.str_("1"),
+        1j,
+        "1",
+        [1, "x"],
+        {"score": 1},
+        (1, 2),
+        (1,),
+        (1, "x", "y"),
+        object(),
+    ],
+)
 def test_other_types_are_refused_with_what_is_allowed(result):
     with pytest.raises(TypeError, match=r"-1, 0 or 1.*`Verdict`"):
         judge(result)
 
 
-@pytest.mark.parametrize("result", [2, 0.5, float("nan"), (3, "x")])
+@pytest.mark.parametrize("result", [2, 0.5, float("nan"), (3, "x"), np.int64(2), torch.tensor(float("nan"))])
 def test_other_values_are_refused(result):
     with pytest.raises(ValueError, match="-1, 0 or 1"):
         judge(result)

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any, Literal, Self, TypedDict, TypeVar, get_args
 
 from ..calls import exits_as_errors
-from ..chat import Chat
+from ..chat import MORE_ROOM, Chat
 from ..errors import ChatError, ParseError
 from ..types import VOTE_FAILURES, Turn, Verdict, Vote
 from .parsing import parse_hint, parse_score
@@ -19,6 +19,9 @@ from .transcript import is_readable, render_transcript
 
 Question = Literal["combined", "separate"]
 T = TypeVar("T")
+
+CHARS_PER_TOKEN = 16
+"""Characters that a token of an answer may come to. What is longer did not keep to `max_tokens` and is not read."""
 
 
 class PromptedOptions(TypedDict, total=False):
@@ -49,7 +52,7 @@ class PromptedJudge:
             Whether to ask for hints.
         max_tokens (`int`, *optional*, defaults to `512`):
             Room for an answer, thinking included. An answer that does not fit is asked for once more with four times
-            the room.
+            the room; one of more than 16 characters for each token of that is not read, and counts as unparseable.
         temperature (`float`, *optional*, defaults to `0.6`):
             Sampling temperature; votes at 0 would all be one vote. `None` leaves it to the server.
         max_hint_chars (`int`, *optional*, defaults to `2000`):
@@ -157,7 +160,9 @@ class PromptedJudge:
                 reply = await self.client.complete(messages, max_tokens=self.max_tokens, temperature=self.temperature)
         except ChatError as error:
             return _Answer(str(error), error.kind if error.kind in VOTE_FAILURES else "error")
-        return _Answer(reply.text)
+        # Reading takes its time on the event loop, which all turns share.
+        too_long = len(reply.text) > CHARS_PER_TOKEN * MORE_ROOM * self.max_tokens
+        return _Answer(reply.text, "unparseable" if too_long else None)
 
 
 @dataclass(frozen=True)

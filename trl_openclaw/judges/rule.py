@@ -20,11 +20,11 @@ class RuleJudge:
 
     Args:
         fn (`Callable[[Turn], RuleResult]`):
-            Takes the turn and returns a score (-1, 0 or 1), a pair of score and hint (either may be `None`), a
-            `Verdict`, or `None` when it has nothing to say about this turn. What it raises is passed on. A plain
-            function may block: each call runs in a thread of its own, several at once, and one that hangs costs its own
-            turn. An async function runs on the event loop and must not block it: no time limit can cut code that blocks
-            the loop.
+            Takes the turn and returns a score (-1, 0 or 1, also as a scalar of numpy or torch), a pair of score and
+            hint (either may be `None`), a `Verdict`, or `None` when it has nothing to say about this turn. What it
+            raises is passed on. A plain function may block: each call runs in a thread of its own, several at once, and
+            one that hangs costs its own turn. An async function runs on the event loop and must not block it: no time
+            limit can cut code that blocks the loop.
 
     Example:
         ```python
@@ -55,6 +55,8 @@ def _verdict(result: Any) -> Verdict:
         score, hint = result
     else:
         score, hint = result, None
+    if getattr(score, "ndim", None) == 0:  # a scalar of numpy or torch
+        score = score.item()
     # True is an int to Python; as a score it could mean two things (is False bad or neutral?).
     if score is not None and (isinstance(score, bool) or not isinstance(score, int | float)):
         raise TypeError(f"A rule returned {score!r} as its score: {_ALLOWED}.")
