@@ -13,7 +13,9 @@ ORDER = [
     {"config_file", "signals"},  # what a command line needs of the system
     {"types", "errors", "calls"},  # plain values, which everything else speaks in, and what Python knows of a callable
     {"_trl"},  # TRL's private names, wrapped: knows nothing of what we do with them
-    {"losses", "hints", "scoring"},  # pure functions of tensors, of messages, and of a model
+    {"lm_head"},  # a model's LM head as tensors
+    {"losses", "hints", "scoring", "hint_selection"},  # pure functions of tensors, of messages, and of a model
+    {"objectives"},  # losses per position, made from the above
     {"chat"},  # asking a model on a server
     {"local_chat"},  # the same for a model in the process, with the types of the above
     {"judges", "next_states", "teachers"},  # where signal comes from, each useful alone
@@ -28,8 +30,8 @@ ORDER = [
 ]
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
 
-USES_PRIVATE_TRL = {"scoring", "teachers", "trainer"}
-PRIVATE_TRL = ("trl.trainer.utils", "trl.models")
+USES_PRIVATE_TRL = {"lm_head", "scoring", "teachers", "trainer"}
+PRIVATE_TRL = ("trl.trainer.utils", "trl.models", "trl.kernels")
 
 Import = tuple[int, str, str | None]
 """Line, module, and the name taken from it, `None` when the module itself is imported."""

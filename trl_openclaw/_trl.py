@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from trl.trainer.utils import (
     pad,
     use_adapter,
 )
+from trl.trainer.utils import maybe_gather_lm_head_ctx as gathered
 
 __all__ = [
     "DIVERGENCE_TILE_WIDTH",
@@ -40,6 +42,7 @@ __all__ = [
     "completion_positions_only",
     "create_model_from_path",
     "disable_gradient_checkpointing",
+    "gathered",
     "largest_dropout",
     "get_config_model_id",
     "pad",
@@ -136,6 +139,12 @@ class SeamGRPOTrainer(GRPOTrainer):
     def pad_token_id(self) -> int:
         """The tokenizer's padding id, also where the processing class is a processor around it."""
         return self._tokenizer.pad_token_id
+
+    @cached_property
+    def special_tokens(self) -> frozenset[str]:
+        """Texts that the tokenizer turns into control tokens, wherever they stand."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        return frozenset([*self._tokenizer.all_special_tokens, *(str(token) for token in added if token.special)])
 
     def run_async(self, coroutine: Coroutine) -> Any:
         """Run a coroutine on TRL's own event loop and wait for it; works inside a notebook's running loop, too."""

@@ -1,6 +1,7 @@
-"""Token advantages as pure functions: tensors in, tensors out. Log-probs are in nats, shapes are `(B, T)`.
+"""Token advantages and token losses as pure functions: tensors in, tensors out. Log-probs are in nats.
 
-The policy loss itself is TRL's own clipped surrogate; only what it multiplies is made here.
+With sampled tokens the policy loss is TRL's own clipped surrogate, and only the advantages it multiplies are made here.
+With the k tokens of a support set, the loss of a position is made here.
 """
 
 import torch
@@ -11,6 +12,7 @@ def opd_advantages(
     old_per_token_logps: torch.Tensor,
     mask: torch.Tensor,
     logp_gap_clip: float | None,
+    extrapolation: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sampled-token advantage of hindsight-guided on-policy distillation (OpenClaw-RL, arXiv 2603.10165).
 
@@ -22,11 +24,13 @@ def opd_advantages(
         old_per_token_logps (`(B, T)`): The sampling policy's log-probs of the same tokens.
         mask (`(B, T)`): 1 for tokens that have a teacher score and belong to the policy.
         logp_gap_clip: Bound C on the gap, in nats; `None` for none.
+        extrapolation (`(B, T)`, *optional*): From [`extrapolation`]; joins the gap before it is clipped.
 
     Returns:
         Advantages `(B, T)`, exactly 0 where `mask` is 0, without gradient.
     """
-    gap = token_gap(teacher_per_token_logps, old_per_token_logps, mask)
+    target = teacher_per_token_logps if extrapolation is None else teacher_per_token_logps + extrapolation
+    gap = token_gap(target, old_per_token_logps, mask)
     return gap if logp_gap_clip is None else gap.clamp(-logp_gap_clip, logp_gap_clip)
 
 
@@ -34,6 +38,79 @@ def token_gap(teacher_per_token_logps: torch.Tensor, old_per_token_logps: torch.
     """Teacher minus student log-prob `(B, T)`, in nats; exactly 0, never NaN, where `mask` is 0."""
     gap = (teacher_per_token_logps - old_per_token_logps).detach()
     return torch.where(mask.bool(), gap, torch.zeros_like(gap))
+
+
+def extrapolation(teacher_logps: torch.Tensor, reference_logps: torch.Tensor, reward_scale: float) -> torch.Tensor:
+    """What G-OPD (arXiv 2602.12125) adds to the gap: `(lambda - 1) (log pi_T - log pi_ref)`, any shape.
+
+    With it the optimum is `log pi = lambda log pi_T + (1 - lambda) log pi_ref + const`: `lambda = 1` imitates the
+    teacher, `lambda > 1` goes on in the direction from the reference to the teacher.
+    """
+    return (reward_scale - 1) * (teacher_logps - reference_logps)
+
+
+def topk_surrogate(
+    per_token_logps: torch.Tensor,
+    old_per_token_logps: torch.Tensor,
+    target_logps: torch.Tensor,
+    support_mask: torch.Tensor,
+    logp_gap_clip: float | None,
+    epsilon_low: float,
+    epsilon_high: float,
+) -> torch.Tensor:
+    """Clipped surrogate over a support set of k tokens (OpenClaw-RL's second version, arXiv 2603.10165).
+
+    With `w = softmax(l_old)` over the support, `D = clip(l_T - l_old, -C, C)`, `A = w D` and `rho = exp(l - l_old)`,
+    the loss of a position is `sum_v max(-A rho, -A clip(rho, 1 - eps_low, 1 + eps_high))`.
+
+    Args:
+        per_token_logps (`(..., k)`): The current policy's log-probs, over the whole vocabulary, with gradient.
+        old_per_token_logps (`(..., k)`): The sampling policy's.
+        target_logps (`(..., k)`): The teacher's, with what [`extrapolation`] adds to them.
+        support_mask (`(..., k)`): Which of the k belong to the support; the others may hold any finite number.
+        logp_gap_clip: Bound C on the gap, in nats; `None` for none.
+        epsilon_low: Lower clip of the ratio, minus one.
+        epsilon_high: Upper clip of the ratio, minus one.
+
+    Returns:
+        Losses `(...)`; exactly 0 where the support is empty.
+    """
+    with torch.no_grad():
+        inside = support_mask.bool()
+        weights = torch.softmax(old_per_token_logps.masked_fill(~inside, float("-inf")), dim=-1)
+        weights = weights.masked_fill(~inside, 0.0)  # also where nothing is inside, and softmax gave NaN
+        gap = target_logps - old_per_token_logps
+        if logp_gap_clip is not None:
+            gap = gap.clamp(-logp_gap_clip, logp_gap_clip)
+        advantages = weights * gap
+    ratio = torch.exp(per_token_logps - old_per_token_logps)
+    clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    return torch.maximum(-advantages * ratio, -advantages * clipped).sum(dim=-1)
+
+
+def topk_reverse_kl(
+    per_token_logps: torch.Tensor, target_logps: torch.Tensor, support_mask: torch.Tensor
+) -> torch.Tensor:
+    """Reverse KL `KL(student || teacher)` over the support set and one bin for all other tokens.
+
+    The bin holds the rest of each distribution's mass, so the divergence cannot fall by moving mass out of the support;
+    it is never negative, at most the full KL, and equal to it when the support is the whole vocabulary.
+
+    Args:
+        per_token_logps (`(..., k)`): The student's log-probs, over the whole vocabulary, with gradient.
+        target_logps (`(..., k)`): The teacher's.
+        support_mask (`(..., k)`): Which of the k belong to the support; the others may hold any finite number.
+
+    Returns:
+        Divergences `(...)` in nats; 0 where the support is empty.
+    """
+    inside = support_mask.bool()
+    mass = per_token_logps.exp().masked_fill(~inside, 0.0)
+    divergence = (mass * (per_token_logps - target_logps)).sum(dim=-1)
+    tiny = torch.finfo(mass.dtype).eps
+    tail = (1 - mass.sum(dim=-1)).clamp(min=tiny)
+    target_tail = (1 - target_logps.exp().masked_fill(~inside, 0.0).sum(dim=-1)).clamp(min=tiny)
+    return (divergence + tail * (tail.log() - target_tail.log())).clamp(min=0.0)
 
 
 def combine_advantages(
