@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +21,7 @@ from accelerate.utils import gather_object, is_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
+from trl.kernels import chunked_logprob
 from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE as DIVERGENCE_TILE_WIDTH
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 from trl.models import prepare_deepspeed, prepare_fsdp
@@ -48,6 +50,7 @@ __all__ = [
     "pad",
     "prepare_scoring_model",
     "use_adapter",
+    "use_small_tiles",
 ]
 
 SIGNATURES: dict[str, tuple[str, ...]] = {
@@ -74,13 +77,18 @@ UNREWARDED_WARNING = "All reward functions returned None"
 
 
 class SeamGRPOTrainer(GRPOTrainer):
-    """`GRPOTrainer` with seams: `before_sampling`, `on_rewards`, `extend_batch`, `token_advantages`, `loss_scale`."""
+    """`GRPOTrainer` with the seams that the methods of the first section are."""
 
     extra_columns: tuple[str, ...] = ()
     """Dataset columns to keep when `remove_unused_columns=True`."""
 
+    adds_token_losses: bool = False
+    """Whether `token_losses` has something to add to TRL's loss."""
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        if self.accelerator.device.type == "cpu":
+            use_small_tiles()
         if self.args.disable_dropout:  # TRL switches off `nn.Dropout` only
             disable_functional_dropout(self.model)
         self.empty_rows: list[bool] | None = None
@@ -103,6 +111,19 @@ class SeamGRPOTrainer(GRPOTrainer):
     def token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
         """Return the advantages `(B,)` or `(B, T)` of a micro-batch, given the sampling policy's log-probs `(B, T)`."""
         return inputs["advantages"]
+
+    def token_losses(
+        self, inputs: dict[str, Any], per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module
+    ) -> torch.Tensor:
+        """Return losses `(B, T)` to add to TRL's loss per token. Called inside the student's forward.
+
+        Args:
+            inputs: The micro-batch.
+            per_token_logps: The student's log-probs `(B, T)`, with gradient.
+            hidden: The last hidden states `(B, T, H)` that they were made of.
+            model: The unwrapped model, for its LM head.
+        """
+        raise NotImplementedError
 
     def loss_scale(self, inputs: dict[str, Any]) -> torch.Tensor | float:
         """Return the factor that a micro-batch's loss is multiplied with."""
@@ -253,7 +274,33 @@ class SeamGRPOTrainer(GRPOTrainer):
             inputs["advantages"] = self.token_advantages(inputs, per_token_logps if old is None else old)
 
         observed = _ObservedForward(model, self.accelerator, inputs["completion_ids"].size(1), set_advantages)
-        return super()._compute_loss(observed, inputs) * self.loss_scale(inputs)
+        if self.adds_token_losses:
+            observed.token_losses = partial(self.token_losses, inputs)
+        loss = super()._compute_loss(observed, inputs)
+        if observed.added is not None:
+            loss = loss + self._aggregate(observed.added, inputs)
+        return loss * self.loss_scale(inputs)
+
+    def _aggregate(self, per_token_loss: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        """One number from losses per token `(B, T)`, by the same weights as TRL gives its own for each `loss_type`."""
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            per_token_loss = per_token_loss * inputs["importance_sampling_ratio"]
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        masked = per_token_loss * mask
+        training = self.mode == "train"
+        accumulation = self.current_gradient_accumulation_steps if training else 1.0
+        if self.loss_type in ("dapo", "cispo"):
+            tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+            return masked.sum() / (tokens * accumulation / self.args.steps_per_generation if training else tokens)
+        if self.loss_type == "bnpo":
+            loss = masked.sum() / mask.sum().clamp(min=1.0)
+        elif self.loss_type == "dr_grpo":
+            loss = masked.sum() / (len(masked) * self.max_completion_length)
+        elif self.loss_type == "luspo":
+            loss = masked.sum(-1).mean()
+        else:
+            loss = (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
+        return loss / accumulation
 
 
 class _ObservedForward:
@@ -266,7 +313,15 @@ class _ObservedForward:
         model: The (wrapped) student.
         keep: Number T of completion positions.
         show: Called with the detached log-probs `(B, T)` right after the forward.
+
+    Attributes:
+        token_losses: Called inside the forward with log-probs `(B, T)`, hidden states `(B, T, H)` and the unwrapped
+            model; gives losses `(B, T)`.
+        added: What `token_losses` gave.
     """
+
+    token_losses: Callable[[torch.Tensor, torch.Tensor, nn.Module], torch.Tensor] | None = None
+    added: torch.Tensor | None = None
 
     def __init__(
         self, model: nn.Module, accelerator: Accelerator, keep: int, show: Callable[[torch.Tensor], None] | None = None
@@ -275,11 +330,19 @@ class _ObservedForward:
 
     def __call__(self, **kwargs: Any) -> Any:
         unwrapped = self.accelerator.unwrap_model(self.model)
-        with completion_positions_only(unwrapped, kwargs, self.keep):
+        read = self._add_losses if self.token_losses is not None else None
+        with completion_positions_only(unwrapped, kwargs, self.keep, read):
             outputs = self.model(**kwargs)
+        if read is not None:
+            self.added = outputs.loss
         if self.show is not None:
             self.show(outputs.log_probs[:, -self.keep :].detach())
         return outputs
+
+    def _add_losses(self, outputs: Any, hidden: torch.Tensor, model: nn.Module) -> None:
+        """Put the losses where TRL has one number that nobody reads, so that wrappers see them in the output."""
+        assert self.token_losses is not None
+        outputs.loss = self.token_losses(outputs.log_probs[:, -self.keep :], hidden, model)
 
 
 @contextmanager
@@ -298,7 +361,12 @@ def _silenced(logger_name: str, part: str) -> Iterator[None]:
 
 
 @contextmanager
-def completion_positions_only(model: nn.Module, kwargs: dict[str, Any], keep: int) -> Iterator[None]:
+def completion_positions_only(
+    model: nn.Module,
+    kwargs: dict[str, Any],
+    keep: int,
+    read: Callable[[Any, torch.Tensor, nn.Module], None] | None = None,
+) -> Iterator[None]:
     """Let TRL's fused LM head see only the last `keep` tokens, by cutting the backbone's output and the labels alike.
 
     Without Triton the fused head projects every position, prompts too, and then throws those away. The numbers that
@@ -308,23 +376,49 @@ def completion_positions_only(model: nn.Module, kwargs: dict[str, Any], keep: in
         model: The unwrapped model, with a fused LM head, perhaps inside a PEFT model.
         kwargs: The keyword arguments of the coming call; `labels` `(B, P + T)` is replaced.
         keep: Number T of trailing positions that carry labels.
+        read: Called inside the forward, where parameters that an engine spreads over processes can be gathered, with
+            the output, the hidden states `(B, T, H)` that its last T log-probs were made of, and the bare model. It may
+            set fields of the output. Not for virtual tokens.
     """
     if is_peft_model(model):
         if model.active_peft_config.is_prompt_learning:  # virtual tokens shift positions inside PEFT's own forward
+            assert read is None, "no objective reads hidden states under virtual tokens"
             yield
             return
         model = model.get_base_model()
+    states: list[torch.Tensor] = []
+    forward = model.forward
 
     def cut(_module: nn.Module, _args: Any, output: Any) -> Any:
         output.last_hidden_state = output.last_hidden_state[:, -(keep + 1) :]
+        states[:] = [output.last_hidden_state[:, :-1]]
+        return output
+
+    def read_forward(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        assert read is not None
+        read(output, states.pop(), model)
         return output
 
     kwargs["labels"] = kwargs["labels"][:, -(keep + 1) :]
     handle = model.base_model.register_forward_hook(cut)
+    if read is not None:  # a hook of the model would not do: PEFT calls its `forward` past all hooks
+        model.forward = read_forward
     try:
         yield
     finally:
         handle.remove()
+        if read is not None:
+            model.forward = forward
+
+
+def use_small_tiles() -> None:
+    """Let the fused LM head work on fewer positions at once, for devices without its Triton kernels.
+
+    In plain torch every step over a tile makes a temporary of its size. With TRL's 4,096 positions these are gigabytes
+    that no cache holds; with 128 they take a tenth of the memory, and less time. No number changes but for rounding.
+    """
+    chunked_logprob.TOKEN_CHUNK_SIZE = 128
 
 
 def disable_functional_dropout(model: nn.Module) -> None:

@@ -1,11 +1,12 @@
 """From hints to what the teacher reads: one hinted prompt per row, or the reason why there is none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import HintError
-from ..hints import insert_hint
+from ..hints import clean_hint, insert_hint, longest_hint, without_special_tokens
+from ..types import Feedback
 
 DropReason = Literal[
     "no_hint",
@@ -23,6 +24,46 @@ the teacher's window. `no_teacher_score`: the teacher had no finite log-prob for
 sampled. `masked_completion`: TRL masked the truncated completion (`mask_truncated_completions`)."""
 
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
+
+
+@dataclass(frozen=True)
+class ChosenHint:
+    """A row's hint before it is placed, or why there is none.
+
+    Args:
+        text: The hint, cleaned; `None` where there is none, or none is needed.
+        drop: Why there is none although one is needed, or `None`.
+        found: Whether anybody had a hint for the row, before cleaning.
+        had_control_tokens: Whether such a hint held special tokens, which were removed.
+    """
+
+    text: str | None = None
+    drop: DropReason | None = None
+    found: bool = False
+    had_control_tokens: bool = False
+
+
+def choose_hint(source: str, row: Mapping[str, Any], feedback: Feedback, special_tokens: Collection[str]) -> ChosenHint:
+    """Take a row's hint from where it comes from, clean it, and choose the longest.
+
+    Args:
+        source: `"judge"`, `"privileged_context"`, or `"none"` where the teacher needs no hint.
+        row: The dataset's row.
+        feedback: What the judge said about the row.
+        special_tokens: What a hint must not hold, since the chat template gives it a meaning.
+    """
+    if source == "none":
+        return ChosenHint()
+    found = feedback.hints if source == "judge" else row.get("privileged_context")
+    if isinstance(found, str) or found is None:
+        found = [found] if found else []
+    elif source == "privileged_context":
+        return ChosenHint(drop="unreadable_hint")
+    plain = [without_special_tokens(hint, special_tokens) for hint in found]
+    changed = any(hint != without_special_tokens(raw, ()) for raw, hint in zip(found, plain, strict=True))
+    hints = [hint for hint in map(clean_hint, plain) if hint]
+    missing: DropReason = "no_feedback" if source == "judge" and feedback.failure is not None else "no_hint"
+    return ChosenHint(longest_hint(hints) if hints else None, None if hints else missing, bool(found), changed)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._trl import SeamGRPOTrainer, get_config_model_id
-from ..hints import clean_hint, longest_hint
 from ..judges.base import Judge
 from ..losses import combine_advantages, gap_statistics, opd_advantages, token_gap
 from ..next_states.base import NextStateProvider
@@ -23,7 +22,7 @@ from ..types import Feedback
 from .ask_teacher import ask_teacher
 from .build_teacher import TeacherModel, build_teacher, choose_teacher_model
 from .guard import FailureGuard, SilenceAlarm, check_services
-from .hint_rows import DROP_REASONS, DropReason, HintedRow, render_hinted_rows
+from .hint_rows import DROP_REASONS, ChosenHint, DropReason, HintedRow, choose_hint, render_hinted_rows
 from .inputs import (
     check_batch,
     check_columns,
@@ -256,20 +255,21 @@ class OPDTrainer(SeamGRPOTrainer):
         return zeros, zeros.bool()
 
     def _hint_rows(self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout) -> list[HintedRow]:
-        hints: list[str | None] = []
-        drops: list[DropReason | None] = []
+        chosen = [
+            choose_hint(self.hint_source, row, feedback, self.special_tokens)
+            for row, feedback in zip(inputs, self.feedback.last, strict=True)
+        ]
+        self._record_control_tokens(chosen)
+        drops: list[DropReason | None] = [hint.drop for hint in chosen]
         has_tokens = batch["completion_mask"].any(dim=1).tolist()
-        for i, row in enumerate(inputs):
-            hint, drop = self._choose_hint(i, row)
+        for i in range(len(chosen)):
             if self.empty_rows and self.empty_rows[i]:
-                drop = "empty_completion"
+                drops[i] = "empty_completion"
             elif not has_tokens[i]:
-                drop = "masked_completion"
-            hints.append(hint)
-            drops.append(drop)
+                drops[i] = "masked_completion"
         return render_hinted_rows(
             rollout.prompts,
-            hints,
+            [hint.text for hint in chosen],
             drops,
             [len(ids) for ids in rollout.completion_ids],
             tokenize=self.tokenize_prompts,
@@ -277,22 +277,6 @@ class OPDTrainer(SeamGRPOTrainer):
             template=self.args.hint_template,
             max_length=getattr(self.teacher, "max_length", None),
         )
-
-    def _choose_hint(self, index: int, row: dict[str, Any]) -> tuple[str | None, DropReason | None]:
-        """The row's hint, or why it has none; neither where the teacher needs no hint."""
-        if self.hint_source == "none":
-            return None, None
-        if self.hint_source == "privileged_context":
-            found = row.get("privileged_context")
-            if found is not None and not isinstance(found, str):
-                return None, "unreadable_hint"
-            hint = clean_hint(found or "")
-            return hint, None if hint else "no_hint"
-        feedback = self.feedback.last[index]
-        hints = [hint for hint in map(clean_hint, feedback.hints) if hint]
-        if hints:
-            return longest_hint(hints), None
-        return None, "no_feedback" if feedback.failure is not None else "no_hint"
 
     def _add_teacher_scores(
         self, teacher: Teacher, batch: dict[str, Any], rollout: Rollout, hinted: list[HintedRow]
@@ -384,6 +368,14 @@ class OPDTrainer(SeamGRPOTrainer):
             f"Self-test passed: without a hint, teacher and student differ by {result.mean_gap:.2g} nats in the mean "
             f"(accepted {result.tolerance:g}) and {result.max_gap:.2g} at most."
         )
+
+    def _record_control_tokens(self, chosen: list[ChosenHint]) -> None:
+        local = [sum(hint.had_control_tokens for hint in chosen), sum(hint.found for hint in chosen)]
+        changed, found = (
+            self.accelerator.gather(torch.tensor(local, device=self.accelerator.device)).view(-1, 2).sum(0).tolist()
+        )
+        if found:
+            self.record_metric("hint/control_tokens", changed / found)
 
     def _record_hints(self, hinted: list[HintedRow]) -> None:
         counts = [sum(row.drop == reason for row in hinted) for reason in DROP_REASONS]
