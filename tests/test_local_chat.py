@@ -167,9 +167,10 @@ def test_the_model_is_left_as_it_was(model, tokenizer):
     assert model.config.use_cache is False
 
 
-def test_the_model_is_left_as_it_was_after_a_failure(model, tokenizer):
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_the_model_is_left_as_it_was_after_a_failure(model, tokenizer, kind):
     def broken(kwargs):
-        raise RuntimeError("out of luck")
+        raise kind("out of luck")
 
     Spy(model, broken)
     model.train()

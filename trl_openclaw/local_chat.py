@@ -143,7 +143,7 @@ class LocalChat:
         while batch := self._next_batch():
             try:
                 drafts = self._generate(batch)
-            except Exception as error:
+            except BaseException as error:  # `exit()`, too: an error that gets away leaves all askers waiting
                 kind = error.kind if isinstance(error, ChatError) else "error"
                 drafts = [ChatError(kind, f"{_name(self.model)}: {type(error).__name__}: {error}") for _ in batch]
             for job, draft in zip(batch, drafts, strict=True):
