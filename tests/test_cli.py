@@ -332,11 +332,11 @@ def test_launches_through_accelerate_and_passes_the_exit_code_on(recipes, tmp_pa
     assert seen["hello"] == "hello"
 
 
-def test_accelerate_does_not_list_its_assumptions(recipes, tmp_path, monkeypatch, capfd):
+def test_accelerate_does_not_list_its_assumptions(recipes, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", tmp_path / "none")
     monkeypatch.setattr("accelerate.commands.launch.default_config_file", tmp_path / "none")
     assert cli.main(["opd", "--record", str(tmp_path / "r")], recipes=recipes) == 0
-    assert "had defaults used instead" not in capfd.readouterr().err
+    assert "had defaults used instead" not in caplog.text
     assert json.loads((tmp_path / "r").read_text())["mixed_precision"] == "no"
 
 
