@@ -11,8 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,8 +20,7 @@ from accelerate.utils import gather_object, is_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
-from trl.kernels import chunked_logprob
-from trl.kernels.chunked_divergence import VOCAB_CHUNK_SIZE as DIVERGENCE_TILE_WIDTH
+from trl.kernels import chunked_divergence, chunked_logprob
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.models.utils import disable_gradient_checkpointing
@@ -37,7 +35,6 @@ from trl.trainer.utils import (
 from trl.trainer.utils import maybe_gather_lm_head_ctx as gathered
 
 __all__ = [
-    "DIVERGENCE_TILE_WIDTH",
     "SIGNATURES",
     "ChunkedDivergenceFunction",
     "SeamGRPOTrainer",
@@ -413,12 +410,12 @@ def completion_positions_only(
 
 
 def use_small_tiles() -> None:
-    """Let the fused LM head work on fewer positions at once, for devices without its Triton kernels.
+    """Let TRL's kernels of the LM head work on fewer positions at once, for devices without Triton.
 
     In plain torch every step over a tile makes a temporary of its size. With TRL's 4,096 positions these are gigabytes
     that no cache holds; with 128 they take a tenth of the memory, and less time. No number changes but for rounding.
     """
-    chunked_logprob.TOKEN_CHUNK_SIZE = 128
+    chunked_logprob.TOKEN_CHUNK_SIZE = chunked_divergence.TOKEN_CHUNK_SIZE = 128
 
 
 def disable_functional_dropout(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ._trl import DIVERGENCE_TILE_WIDTH, ChunkedDivergenceFunction, gathered
+from ._trl import ChunkedDivergenceFunction, gathered
 
 _ELEMENTS = 2**24
 """Numbers in one temporary tensor: 64 MiB in float32."""
@@ -128,7 +128,7 @@ def full_divergence(
 ) -> torch.Tensor:
     """Divergence over the whole vocabulary `(N,)`, in nats, by TRL's kernel; gradients flow to the student only.
 
-    The kernel works on tiles of positions and vocabulary; the positions go in slices, so that the tiles stay small.
+    The kernel works on tiles of positions and vocabulary, so neither model's logits exist in full.
 
     Args:
         student: The student's states of N positions.
@@ -148,24 +148,21 @@ def full_divergence(
         )
     # The kernel computes at the precision of its inputs, or of autocast where that is on.
     with torch.autocast(student.hidden.device.type, enabled=False):
-        slices = [
-            ChunkedDivergenceFunction.apply(
-                student.hidden[part].to(head.dtype),
-                head.weight,
-                head.bias,
-                teacher_hidden[part].to(teacher_head.dtype),
-                teacher_head.weight,
-                teacher_head.bias,
-                beta,
-                head.temperature,
-                head.scale,
-                head.softcap,
-                teacher_head.scale,
-                teacher_head.softcap,
-            )[0]
-            for part in _parts(len(student.hidden), DIVERGENCE_TILE_WIDTH)
-        ]
-    return torch.cat(slices) if slices else student.hidden.sum(dim=-1)
+        divergence, _entropy = ChunkedDivergenceFunction.apply(
+            student.hidden.to(head.dtype),
+            head.weight,
+            head.bias,
+            teacher_hidden.to(teacher_head.dtype),
+            teacher_head.weight,
+            teacher_head.bias,
+            beta,
+            head.temperature,
+            head.scale,
+            head.softcap,
+            teacher_head.scale,
+            teacher_head.softcap,
+        )
+    return divergence
 
 
 class _ProjectionAt(torch.autograd.Function):

@@ -1,14 +1,16 @@
-"""Log-probs of given tokens under given prompts: the one place where a local teacher's forward pass happens."""
+"""Scores of given tokens under given prompts: the one place where a local teacher's forward pass happens."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from ._trl import completion_positions_only, pad
+from .lm_head import LMHead, TokenStates
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,14 @@ class TeacherScores:
     Args:
         per_token_logps (`(N, T)`): Log-probs in nats, float32; NaN where there is no token.
         mask (`(N, T)`): Which entries are real and finite. A log-prob that is not finite is missing, not a number.
+        topk_ids (`(N, T, k)`, *optional*): The k most likely tokens, where they were asked for.
+        states (`(N, T)`, *optional*): Where they were asked for: log-probs of any other tokens. Real where `mask` is.
     """
 
     per_token_logps: torch.Tensor
     mask: torch.Tensor
+    topk_ids: torch.Tensor | None = None
+    states: TokenStates | None = None
 
 
 class TokenScorer:
@@ -39,39 +45,57 @@ class TokenScorer:
         accelerator: Device, autocast and collectives, the student's own.
         pad_token_id: Filler outside the masks; its value changes no number.
         batch_size: Rows per forward pass.
+        temperature: What the fused LM heads divide their logits by.
+        head_in_float32: Whether they run in float32 whatever the rest does.
     """
 
-    def __init__(self, accelerator: Accelerator, pad_token_id: int, batch_size: int):
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        pad_token_id: int,
+        batch_size: int,
+        temperature: float = 1.0,
+        head_in_float32: bool = False,
+    ):
         self.accelerator = accelerator
         self.pad_token_id = pad_token_id
         self.batch_size = batch_size
+        self.temperature = temperature
+        self.head_in_float32 = head_in_float32
 
     @torch.no_grad()
-    def score(self, model: nn.Module, rows: Sequence[TeacherRow]) -> TeacherScores:
+    def score(
+        self, model: nn.Module, rows: Sequence[TeacherRow], *, topk: int = 0, keep_states: bool = False
+    ) -> TeacherScores:
         """Score `rows` with `model`, whose LM head TRL has fused. A collective: every rank must call it.
 
         A rank with fewer rows than another runs the missing forwards on a filler row, since a sharded model answers
         only when all ranks ask.
+
+        Args:
+            topk: How many of the most likely tokens to name at each position; 0 for none.
+            keep_states: Whether to keep the last hidden states, for log-probs of tokens that are chosen later.
         """
         width = max((len(row.completion_ids) for row in rows), default=0)
-        logps = torch.full((len(rows), width), float("nan"), device=self.accelerator.device)
+        answer = _Answer(len(rows), width, self.accelerator.device)
         # Rows of like length share a micro-batch, which saves padding; the order of the answer is the caller's.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].prompt_ids) + len(rows[i].completion_ids))
         filler = [TeacherRow([self.pad_token_id], [self.pad_token_id])]
         with _evaluating(model):
             for index in range(self._num_batches(len(rows))):
                 chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
-                scored = self._score_batch(model, [rows[i] for i in chosen] or filler)
-                for i, row_logps in zip(chosen, scored, strict=False):
-                    length = len(rows[i].completion_ids)
-                    logps[i, :length] = row_logps[:length]
-        return TeacherScores(logps, logps.isfinite())
+                lengths = [len(rows[i].completion_ids) for i in chosen]
+                scored = self._score_batch(model, [rows[i] for i in chosen] or filler, topk, keep_states)
+                answer.add(chosen, lengths, scored)
+        return answer.scores()
 
     def _num_batches(self, num_rows: int) -> int:
         local = torch.tensor([-(-num_rows // self.batch_size)], device=self.accelerator.device)
         return int(self.accelerator.gather(local).max())
 
-    def _score_batch(self, model: nn.Module, rows: Sequence[TeacherRow]) -> torch.Tensor:
+    def _score_batch(
+        self, model: nn.Module, rows: Sequence[TeacherRow], topk: int, keep_states: bool
+    ) -> dict[str, Any]:
         prompts = [torch.tensor(row.prompt_ids) for row in rows]
         completions = [torch.tensor(row.completion_ids) for row in rows]
         device = self.accelerator.device
@@ -89,10 +113,51 @@ class TokenScorer:
         labels[:, : prompt_mask.size(1)] = -100
         kwargs = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
         keep = completion_mask.size(1)
+        scored: dict[str, Any] = {}
+
+        def read(_outputs: Any, hidden: torch.Tensor, bare: nn.Module) -> None:
+            head = LMHead.of(bare, hidden, self.temperature, in_float32=self.head_in_float32)
+            if topk:
+                scored["topk_ids"] = head.topk(hidden.flatten(0, 1), topk).view(*hidden.shape[:2], topk)
+            if keep_states:
+                scored.update(hidden=hidden, token_ids=input_ids[:, -keep:], head=head)
+
         unwrapped = self.accelerator.unwrap_model(model)
-        with self.accelerator.autocast(), completion_positions_only(unwrapped, kwargs, keep):
+        reader = read if topk or keep_states else None
+        with self.accelerator.autocast(), completion_positions_only(unwrapped, kwargs, keep, reader):
             outputs = model(**kwargs, fused_lm_head=True)
-        return outputs.log_probs[:, -keep:].float()
+        return scored | {"per_token_logps": outputs.log_probs[:, -keep:].float()}
+
+
+@dataclass
+class _Answer:
+    """Collects the micro-batches' results `(n, t, ...)` into tensors `(N, T, ...)`."""
+
+    rows: int
+    width: int
+    device: torch.device
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    head: LMHead | None = None
+
+    def add(self, chosen: Sequence[int], lengths: Sequence[int], scored: dict[str, Any]) -> None:
+        """Put the results of the rows `chosen` in their places, as far as their completions reach."""
+        self.head = scored.pop("head", None)
+        for name, values in scored.items():
+            if name not in self.tensors:
+                shape = (self.rows, self.width, *values.shape[2:])
+                missing = float("nan") if name == "per_token_logps" else 0
+                self.tensors[name] = torch.full(shape, missing, dtype=values.dtype, device=self.device)
+            for i, length, row in zip(chosen, lengths, values, strict=False):
+                self.tensors[name][i, :length] = row[:length]
+
+    def scores(self) -> TeacherScores:
+        """What was collected."""
+        found = self.tensors
+        logps = found.get("per_token_logps", torch.full((self.rows, self.width), float("nan"), device=self.device))
+        states = None
+        if self.head is not None:
+            states = TokenStates(found["hidden"], found["token_ids"], logps, self.head)
+        return TeacherScores(logps, logps.isfinite(), found.get("topk_ids"), states)
 
 
 @contextmanager
