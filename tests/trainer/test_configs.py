@@ -119,6 +119,45 @@ def test_sampling_that_biases_the_ratio_warns(tmp_path, settings):
         build(tmp_path, **settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "multiple"),
+    [
+        ({"num_iterations": 4, "save_steps": 6}, 4),
+        ({"steps_per_generation": 4, "save_steps": 2}, 4),
+        ({"steps_per_generation": 4, "gradient_accumulation_steps": 2, "save_steps": 3}, 2),
+        ({"steps_per_generation": 3, "gradient_accumulation_steps": 2, "save_steps": 4}, 3),
+        ({"num_iterations": 4, "save_steps": 8}, None),
+        ({"num_iterations": 4, "save_steps": 0.1}, None),
+        ({"num_iterations": 4, "save_steps": 6, "save_strategy": "no"}, None),
+        ({"steps_per_generation": 4, "gradient_accumulation_steps": 4, "save_steps": 3}, None),
+        ({"steps_per_generation": 4, "gradient_accumulation_steps": 2, "save_steps": 2}, None),
+    ],
+    ids=str,
+)
+def test_checkpoints_inside_a_generation_buffer_warn(tmp_path, recwarn, settings, multiple):
+    build(tmp_path, **{"save_strategy": "steps", **settings})
+    found = [str(w.message) for w in recwarn if "saves in the middle of sampled batches" in str(w.message)]
+    assert len(found) == (multiple is not None)
+    assert all(f"Use a multiple of {multiple}." in message for message in found)
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, True),
+        ({"gradient_checkpointing": False}, False),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": False}}, True),
+        ({"activation_checkpointing": False}, False),
+    ],
+)
+def test_checkpointing_goes_by_either_name_and_does_not_warn(tmp_path, settings, expected):
+    args = OPDConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)
+    assert args.gradient_checkpointing is expected
+    assert args.activation_checkpointing is expected
+    assert args.activation_checkpointing_kwargs == settings.get("gradient_checkpointing_kwargs")
+
+
 def test_every_field_of_grpo_is_there_and_only_the_documented_defaults_differ(tmp_path):
     ours = {f.name: f.default for f in dataclasses.fields(CombineConfig)}
     differing = {f.name for f in dataclasses.fields(GRPOConfig) if ours[f.name] != f.default}

@@ -361,6 +361,19 @@ class TestHousekeeping:
         assert not any(moved(trainer.teacher.model, teacher).values())  # the initial weights, not the checkpoint's
         assert (tmp_path / "checkpoint-2" / "model.safetensors").exists()
 
+    @pytest.mark.parametrize(("save_steps", "sampled_at"), [(4, [4]), (3, [3, 7])])
+    @pytest.mark.filterwarnings("ignore:.*saves in the middle")
+    def test_a_resumed_run_samples_where_the_buffer_begins(self, tmp_path, model_dir, save_steps, sampled_at):
+        """Inside a buffer of four steps TRL samples anew, which is why such `save_steps` warn."""
+        config = {"num_iterations": 4, "save_strategy": "steps", "save_steps": save_steps, "max_steps": 8}
+        make_trainer(tmp_path, model=model_dir, config=config).train()
+        trainer = make_trainer(tmp_path, model=model_dir, config=config)
+        sampled = []
+        before = trainer.before_sampling
+        trainer.before_sampling = lambda inputs: sampled.append(trainer.state.global_step) or before(inputs)
+        trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{save_steps}"))
+        assert sampled == sampled_at
+
     def test_model_card_names_method_and_paper(self, tmp_path):
         for trainer_class, tag in ((OPDTrainer, "opd"), (CombineTrainer, "combine")):
             trainer = make_trainer(tmp_path, trainer_class)

@@ -1,5 +1,6 @@
 """Configuration of `OPDTrainer`."""
 
+import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
@@ -157,9 +158,17 @@ class OPDConfig(GRPOConfig):
         generations = getattr(self, "num_generations", None)
         if generations == 1:
             self.num_generations: int | None = _OneGeneration(1)
+        self._use_new_names()
         super().__post_init__()
         self.num_generations = generations
         self._check_against_grpo()
+
+    def _use_new_names(self) -> None:
+        """Hand on TRL's own fields under the names that newer transformers give them, or each config would warn."""
+        for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):
+            new = old.replace("gradient", "activation")
+            if getattr(self, new, self) is None:
+                setattr(self, new, getattr(self, old))
 
     def _check_values(self) -> None:
         for name, allowed in (
@@ -231,4 +240,18 @@ class OPDConfig(GRPOConfig):
                 "one whose log-probs are trained, which biases the ratio and the advantage.",
                 UserWarning,
                 stacklevel=3,
+            )
+        self._check_checkpoints()
+
+    def _check_checkpoints(self) -> None:
+        """Point out checkpoints inside a generation buffer: TRL does not save it, and samples anew when it resumes."""
+        uses, accumulation = self.steps_per_generation * self.num_iterations, self.gradient_accumulation_steps
+        steps = math.lcm(uses, accumulation) // accumulation
+        if self.save_strategy == "steps" and self.save_steps >= 1 and self.save_steps % steps:
+            warnings.warn(
+                f"`save_steps={self.save_steps:g}` saves in the middle of sampled batches, which serve {uses} "
+                "micro-steps each (`steps_per_generation` times `num_iterations`). A resumed run samples such a batch "
+                f"anew and trains on its prompts from the start. Use a multiple of {steps}.",
+                UserWarning,
+                stacklevel=4,
             )
