@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -72,7 +73,7 @@ class LMHead:
             k: At most the size of the vocabulary.
         """
         found = torch.empty((len(hidden), k), dtype=torch.long, device=hidden.device)
-        with gathered(self.weight, self.bias):
+        with gathered(self.weight, self.bias), torch.autocast(hidden.device.type, enabled=False):
             for part in _parts(len(hidden), self.weight.size(0)):
                 logits = hidden[part].to(self.dtype) @ self.weight.to(self.dtype).T
                 logits = logits if self.bias is None else logits + self.bias.to(self.dtype)
@@ -102,7 +103,7 @@ class TokenStates:
     per_token_logps: torch.Tensor
     head: LMHead
 
-    def __getitem__(self, index: torch.Tensor) -> "TokenStates":
+    def __getitem__(self, index: Any) -> "TokenStates":
         """The states of some positions."""
         return TokenStates(self.hidden[index], self.token_ids[index], self.per_token_logps[index], self.head)
 
@@ -169,7 +170,7 @@ class _ProjectionAt(torch.autograd.Function):
     """`hidden[n] . weight[ids[n, j]] + bias[ids[n, j]]`, a bounded number of rows at a time in both directions.
 
     Sums are wide, and the result is rounded to the head's precision once, as TRL's fused head does: the log-prob of a
-    token comes out as TRL would give it.
+    token comes out as TRL would give it. Autocast, which would narrow the sums again, is off.
     """
 
     @staticmethod
@@ -178,7 +179,7 @@ class _ProjectionAt(torch.autograd.Function):
         ctx.dtype = dtype
         wide = torch.promote_types(dtype, torch.float32)
         out = torch.empty(ids.shape, dtype=wide, device=hidden.device)
-        with gathered(weight, bias):
+        with gathered(weight, bias), torch.autocast(hidden.device.type, enabled=False):
             for part in _parts(len(ids), ids.size(1) * hidden.size(1)):
                 rows = weight[ids[part]].to(dtype).to(wide)
                 raw = (rows @ hidden[part].to(dtype).to(wide).unsqueeze(-1)).squeeze(-1).to(dtype)
@@ -191,7 +192,7 @@ class _ProjectionAt(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty(hidden.shape, dtype=grad.dtype, device=grad.device) if needs_hidden else None
         grad_weight = grad_bias = None
-        with gathered(weight, bias):
+        with gathered(weight, bias), torch.autocast(hidden.device.type, enabled=False):
             if needs_weight:
                 grad_weight = torch.zeros(weight.shape, dtype=grad.dtype, device=grad.device)
             if needs_bias:

@@ -67,7 +67,7 @@ def topk_surrogate(
         per_token_logps (`(..., k)`): The current policy's log-probs, over the whole vocabulary, with gradient.
         old_per_token_logps (`(..., k)`): The sampling policy's.
         target_logps (`(..., k)`): The teacher's, with what [`extrapolation`] adds to them.
-        support_mask (`(..., k)`): Which of the k belong to the support; the others may hold any finite number.
+        support_mask (`(..., k)`): Which of the k belong to the support; the others may hold anything, even NaN.
         logp_gap_clip: Bound C on the gap, in nats; `None` for none.
         epsilon_low: Lower clip of the ratio, minus one.
         epsilon_high: Upper clip of the ratio, minus one.
@@ -79,11 +79,11 @@ def topk_surrogate(
         inside = support_mask.bool()
         weights = torch.softmax(old_per_token_logps.masked_fill(~inside, float("-inf")), dim=-1)
         weights = weights.masked_fill(~inside, 0.0)  # also where nothing is inside, and softmax gave NaN
-        gap = target_logps - old_per_token_logps
+        gap = (target_logps - old_per_token_logps).masked_fill(~inside, 0.0)
         if logp_gap_clip is not None:
             gap = gap.clamp(-logp_gap_clip, logp_gap_clip)
         advantages = weights * gap
-    ratio = torch.exp(per_token_logps - old_per_token_logps)
+    ratio = torch.exp((per_token_logps - old_per_token_logps).masked_fill(~inside, 0.0))
     clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     return torch.maximum(-advantages * ratio, -advantages * clipped).sum(dim=-1)
 
@@ -99,17 +99,17 @@ def topk_reverse_kl(
     Args:
         per_token_logps (`(..., k)`): The student's log-probs, over the whole vocabulary, with gradient.
         target_logps (`(..., k)`): The teacher's.
-        support_mask (`(..., k)`): Which of the k belong to the support; the others may hold any finite number.
+        support_mask (`(..., k)`): Which of the k belong to the support; the others may hold anything, even NaN.
 
     Returns:
         Divergences `(...)` in nats; 0 where the support is empty.
     """
-    inside = support_mask.bool()
-    mass = per_token_logps.exp().masked_fill(~inside, 0.0)
-    divergence = (mass * (per_token_logps - target_logps)).sum(dim=-1)
+    outside = ~support_mask.bool()
+    mass, target_mass = (logps.masked_fill(outside, float("-inf")).exp() for logps in (per_token_logps, target_logps))
+    gap = (per_token_logps - target_logps).masked_fill(outside, 0.0)
+    divergence = (mass * gap).sum(dim=-1)
     tiny = torch.finfo(mass.dtype).eps
-    tail = (1 - mass.sum(dim=-1)).clamp(min=tiny)
-    target_tail = (1 - target_logps.exp().masked_fill(~inside, 0.0).sum(dim=-1)).clamp(min=tiny)
+    tail, target_tail = ((1 - part.sum(dim=-1)).clamp(min=tiny) for part in (mass, target_mass))
     return (divergence + tail * (tail.log() - target_tail.log())).clamp(min=0.0)
 
 
