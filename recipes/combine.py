@@ -8,10 +8,8 @@ The judge's score is the reward of the whole reply, its hint the source of a tok
 Unlike GRPO the score is the advantage as it is (`reward_baseline: none`); `group` brings GRPO's baseline back.
 """
 
-from trl import DatasetMixtureConfig, ModelConfig
-
 from trl_openclaw import CombineConfig, CombineTrainer
-from trl_openclaw.recipe import FeedbackArguments, make_recipe_parser, parse_recipe_args, run_recipe
+from trl_openclaw.recipe import make_recipe_parser, run_script
 
 
 def make_parser(prog: str | None = None):
@@ -19,15 +17,5 @@ def make_parser(prog: str | None = None):
     return make_recipe_parser(CombineConfig, prog)
 
 
-def main(
-    script_args: FeedbackArguments,
-    training_args: CombineConfig,
-    model_args: ModelConfig,
-    dataset_args: DatasetMixtureConfig,
-) -> None:
-    """Train on scores and hints."""
-    run_recipe(CombineTrainer, script_args, training_args, model_args, dataset_args)
-
-
 if __name__ == "__main__":
-    main(*parse_recipe_args(make_parser()))
+    run_script(CombineTrainer, make_parser())

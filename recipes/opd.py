@@ -10,10 +10,8 @@ classic on-policy distillation.
 Unlike GRPO there is no reward and no group: one completion per prompt is enough.
 """
 
-from trl import DatasetMixtureConfig, ModelConfig
-
 from trl_openclaw import OPDConfig, OPDTrainer
-from trl_openclaw.recipe import FeedbackArguments, make_recipe_parser, parse_recipe_args, run_recipe
+from trl_openclaw.recipe import make_recipe_parser, run_script
 
 
 def make_parser(prog: str | None = None):
@@ -21,15 +19,5 @@ def make_parser(prog: str | None = None):
     return make_recipe_parser(OPDConfig, prog)
 
 
-def main(
-    script_args: FeedbackArguments,
-    training_args: OPDConfig,
-    model_args: ModelConfig,
-    dataset_args: DatasetMixtureConfig,
-) -> None:
-    """Train on hints alone."""
-    run_recipe(OPDTrainer, script_args, training_args, model_args, dataset_args)
-
-
 if __name__ == "__main__":
-    main(*parse_recipe_args(make_parser()))
+    run_script(OPDTrainer, make_parser())

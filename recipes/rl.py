@@ -7,10 +7,8 @@ This is Combine with `opd_weight: 0`: no hint is asked for and no teacher runs. 
 left out of the loss.
 """
 
-from trl import DatasetMixtureConfig, ModelConfig
-
 from trl_openclaw import CombineConfig, CombineTrainer
-from trl_openclaw.recipe import FeedbackArguments, make_recipe_parser, parse_recipe_args, run_recipe
+from trl_openclaw.recipe import make_recipe_parser, run_script
 
 
 def make_parser(prog: str | None = None):
@@ -20,17 +18,11 @@ def make_parser(prog: str | None = None):
     return parser
 
 
-def main(
-    script_args: FeedbackArguments,
-    training_args: CombineConfig,
-    model_args: ModelConfig,
-    dataset_args: DatasetMixtureConfig,
-) -> None:
-    """Train on scores alone."""
-    if training_args.opd_weight:
-        raise ValueError(f"`opd_weight={training_args.opd_weight}` is recipes/combine.py; here it is 0.")
-    run_recipe(CombineTrainer, script_args, training_args, model_args, dataset_args)
+def check(args: CombineConfig) -> None:
+    """Refuse hints."""
+    if args.opd_weight:
+        raise ValueError(f"`opd_weight={args.opd_weight}` is recipes/combine.py; here it is 0.")
 
 
 if __name__ == "__main__":
-    main(*parse_recipe_args(make_parser()))
+    run_script(CombineTrainer, make_parser(), check)

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from stub_chat_server import Reply
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import DatasetMixtureConfig
 from trl.scripts.utils import DatasetConfig
 
 from trl_openclaw import (
     PERSONAS,
-    CombineTrainer,
     FunctionNextState,
     LLMJudge,
     LocalJudge,
@@ -390,22 +390,119 @@ def test_command_line_comes_before_the_config_file(monkeypatch, tmp_path):
     assert training_args.max_steps == 3
 
 
-def test_rl_is_combine_without_hints(monkeypatch, tmp_path):
+def test_rl_is_combine_without_hints(monkeypatch, capsys, tmp_path):
     argv = ["--dataset_name", "d", "--output_dir", tmp_path, "--use_cpu", "true"]
     assert parse(monkeypatch, "rl", *argv)[1].opd_weight == 0.0
     assert parse(monkeypatch, "combine", *argv)[1].opd_weight == 1.0
     rl = cli.load_recipe(cli.recipes_dir() / "rl.py")
-    with pytest.raises(ValueError) as error:
-        rl.main(*parse(monkeypatch, "rl", *argv, "--opd_weight", 0.5))
-    assert_one_clear_line(error, "`opd_weight=0.5`", "recipes/combine.py")
+    errors = refused(monkeypatch, capsys, "rl", *argv, "--opd_weight", 0.5, check=rl.check)
+    assert_words(errors, "`opd_weight=0.5`", "recipes/combine.py")
 
 
-def test_errors_come_before_the_model_is_loaded(monkeypatch, tmp_path, data):
+# What is wrong is said before a model is loaded, the cheapest first
+
+
+def refused(monkeypatch, capsys, name, *argv, check=None) -> str:
+    """The one line with which a recipe ends that cannot start."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, argv)])
+    parser = cli.load_recipe(cli.recipes_dir() / f"{name}.py").make_parser(prog=f"{name}.py")
+    with pytest.raises(SystemExit) as stop:
+        recipe.run_script(must_not_be_built, parser, check)
+    assert stop.value.code == 2
+    errors = capsys.readouterr().err
+    lines = [line for line in errors.splitlines() if line.startswith(f"{name}.py: error: ")]
+    assert len(lines) == 1, errors
+    assert errors.endswith(f"{lines[0]}\n")
+    return lines[0]
+
+
+def must_not_be_built(**arguments):
+    raise AssertionError("the trainer, and with it the model, is loaded last")
+
+
+def assert_words(text, *words):
+    assert all(word in text for word in words), text
+
+
+@pytest.fixture
+def combine(monkeypatch, capsys, tmp_path, chat_server, data):
+    """Runs our Combine config as it ships, on local data and a judge that answers, and returns the error."""
+    monkeypatch.chdir(tmp_path)
+    chat_server.models = ["Qwen/Qwen3-8B"]
+    config = cli.recipes_dir() / "configs" / "combine.yaml"
+    given = ["--config", config, "--dataset_name", data, "--judge_base_url", chat_server.base_url]
+
+    def run(*argv) -> str:
+        return refused(monkeypatch, capsys, "combine", *given, *argv)
+
+    return run
+
+
+NOTHING_THERE = ("--judge_base_url", "http://127.0.0.1:9/v1")
+
+
+@pytest.mark.skipif(is_torch_bf16_gpu_available(), reason="this machine has a GPU that computes in bf16")
+def test_bf16_without_a_gpu(combine):
+    assert_words(combine(), "`bf16`", "--bf16 false", "--use_cpu true")
+
+
+def test_missing_extra_comes_before_the_judge_is_asked(combine, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert_words(combine("--bf16", "false", *NOTHING_THERE), "`use_peft`", "pip install 'trl-openclaw[peft]'")
+
+
+@pytest.mark.parametrize(
+    ("setting", "package", "extra"),
+    [
+        ("--load_in_4bit", "bitsandbytes", "quantization"),
+        ("--load_in_8bit", "bitsandbytes", "quantization"),
+        ("--use_vllm", "vllm", "vllm"),
+        ("--report_dir", "matplotlib", "demo"),
+    ],
+)
+def test_every_missing_extra_is_named(combine, monkeypatch, setting, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert_words(combine("--use_cpu", "true", setting, "true"), setting.strip("-"), f"trl-openclaw[{extra}]")
+
+
+def test_judge_out_of_reach_comes_before_the_data_and_the_model(combine):
+    errors = combine("--use_cpu", "true", *NOTHING_THERE, "--dataset_name", "someone/no-such-dataset")
+    assert_words(errors, "http://127.0.0.1:9/v1", "'Qwen/Qwen3-8B'", "cannot be reached")
+
+
+def test_only_the_first_process_asks_for_the_judge(combine, monkeypatch):
+    monkeypatch.setattr(recipe.OPDConfig, "process_index", 1)
+    assert "`model_name_or_path: " in combine("--use_cpu", "true", *NOTHING_THERE)
+
+
+def test_model_out_of_reach_is_noticed_by_its_config(combine):
+    errors = combine("--use_cpu", "true", "--model_name_or_path", "someone/no-such-model")
+    assert_words(errors, "`model_name_or_path: someone/no-such-model` cannot be loaded")
+
+
+def test_folder_without_a_model(combine, tmp_path):
+    assert_words(combine("--use_cpu", "true", "--model_name_or_path", tmp_path), "config.json")
+
+
+def test_judge_without_a_model_comes_before_the_model(monkeypatch, capsys, tmp_path, data):
     argv = ["--dataset_name", data, "--output_dir", tmp_path / "o", "--use_cpu", "true"]
     argv += ["--model_name_or_path", tmp_path, "--judge", "llm"]
-    with pytest.raises(ValueError) as error:
-        recipe.run_recipe(CombineTrainer, *parse(monkeypatch, "combine", *argv))
-    assert_one_clear_line(error, "`judge_model`")
+    assert_words(refused(monkeypatch, capsys, "combine", *argv), "`judge_model`")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "cannot be read"), ("", "is empty"), ("- 1", "does not hold"), ("a: [", "cannot be read")],
+)
+def test_config_file_that_is_none(monkeypatch, capsys, tmp_path, text, words):
+    path = tmp_path / "x.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert_words(refused(monkeypatch, capsys, "opd", "--config", path), f"error: {path} {words}")
+
+
+def test_config_without_a_value(monkeypatch, capsys):
+    assert_words(refused(monkeypatch, capsys, "opd", "--config"), "--config needs a value")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """What the recipes share: arguments for feedback, and how names in a config file become judges and next states."""
 
+import asyncio
 import importlib
+import importlib.util
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +24,8 @@ from trl import (
 )
 
 from .calls import is_async_callable
+from .config_file import read_config_file
+from .errors import JudgeUnavailableError
 from .judges import Judge, LLMJudge, LocalJudge, OutcomeJudge, RuleJudge
 from .next_states import PERSONAS, FunctionNextState, NextStateProvider, UserSimulator
 from .report import HeldOutReport
@@ -100,19 +105,52 @@ def make_recipe_parser(config_class: type[OPDConfig], prog: str | None = None) -
     return TrlParser((FeedbackArguments, config_class, ModelConfig, DatasetMixtureConfig), prog=prog)
 
 
+def run_script(
+    trainer_class: type[OPDTrainer], parser: TrlParser, check: Callable[[Any], None] | None = None
+) -> OPDTrainer:
+    """What a recipe does when it is run: read the arguments, build the trainer, train, save and push.
+
+    What is wrong with the arguments, or with what they name, ends it with one line and exit code 2, before a model is
+    loaded.
+
+    Args:
+        trainer_class: The recipe's trainer.
+        parser: The recipe's parser.
+        check: Called with the training arguments; raises `ValueError` for what the recipe does not stand for.
+    """
+    try:
+        script_args, training_args, model_args, dataset_args = parse_recipe_args(parser)
+        if check is not None:
+            check(training_args)
+        arguments = trainer_arguments(script_args, training_args, model_args, dataset_args)
+    except (ValueError, JudgeUnavailableError) as error:
+        parser.exit(2, f"{parser.prog}: error: {' '.join(str(error).split())}\n")
+    return train(trainer_class(**arguments), script_args)
+
+
 def parse_recipe_args(parser: TrlParser) -> tuple[Any, ...]:
     """The arguments of this process, with those of its `--config` file.
 
     The file may also hold options of `accelerate launch`, which `trl-openclaw` passes on.
 
     Raises:
-        ValueError: If the file holds a setting that nobody reads, or the command line an unknown argument.
+        ValueError: If the file cannot be read or holds a setting that nobody reads, the command line an unknown
+            argument, or a setting a value that cannot be.
     """
     from accelerate.commands.launch import launch_command_parser
 
-    *parsed, from_file, from_command = parser.parse_args_and_config(
-        return_remaining_strings=True, separate_remaining_strings=True
-    )
+    _check_config_file(sys.argv[1:])
+    try:
+        *parsed, from_file, from_command = parser.parse_args_and_config(
+            return_remaining_strings=True, separate_remaining_strings=True
+        )
+    except ValueError as error:
+        if "support bf16" not in str(error):
+            raise
+        raise ValueError(
+            "`bf16`, which is on unless `fp16` is, needs a GPU that computes in it, and there is none here. On a CPU "
+            "pass `--bf16 false`, or `--use_cpu true` to keep it."
+        ) from error
     launcher = {option for action in launch_command_parser()._actions for option in action.option_strings}
     known = launcher | {"--accelerate_config"}
     unknown = [option for option in from_file[::2] if option not in known] + list(from_command)
@@ -121,20 +159,27 @@ def parse_recipe_args(parser: TrlParser) -> tuple[Any, ...]:
     return tuple(parsed)
 
 
-def run_recipe(
-    trainer_class: type[OPDTrainer],
+def trainer_arguments(
     script_args: FeedbackArguments,
     training_args: OPDConfig,
     model_args: ModelConfig,
     dataset_args: DatasetMixtureConfig,
-) -> OPDTrainer:
-    """Build the trainer that the arguments describe, train, save and push.
+) -> dict[str, Any]:
+    """The trainer that the arguments describe, as its arguments; the cheapest checks come first.
 
     Raises:
         ValueError: If the arguments name something that is not there, or contradict each other.
+        JudgeUnavailableError: If the judge's server does not answer.
     """
+    # TRL 1.16 reads this property under its old name, which is no concern of whoever runs a recipe.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     _use_all_cores(training_args)
+    _check_extras(script_args, training_args, model_args)
     _check_model_path(model_args.model_name_or_path)
+    judge = build_judge(script_args)
+    next_state = build_next_state(script_args, judge)
+    if isinstance(judge, LLMJudge) and training_args.process_index == 0:  # the other processes end with this one
+        asyncio.run(judge.check())
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
@@ -142,18 +187,24 @@ def run_recipe(
         **(training_args.model_init_kwargs or {}),
     }
     dataset = _load_dataset(script_args, dataset_args)
-    judge = build_judge(script_args)
     evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
-    trainer = trainer_class(
-        model=model_args.model_name_or_path,
-        args=training_args,
-        judge=judge,
-        next_state=build_next_state(script_args, judge),
-        train_dataset=_get_split(dataset, script_args.dataset_train_split),
-        eval_dataset=_get_split(dataset, script_args.dataset_test_split) if evaluates else None,
-        peft_config=get_peft_config(model_args),
-        quantization_config=get_quantization_config(model_args),
-    )
+    arguments = {
+        "model": model_args.model_name_or_path,
+        "args": training_args,
+        "judge": judge,
+        "next_state": next_state,
+        "train_dataset": _get_split(dataset, script_args.dataset_train_split),
+        "eval_dataset": _get_split(dataset, script_args.dataset_test_split) if evaluates else None,
+        "peft_config": get_peft_config(model_args),
+        "quantization_config": get_quantization_config(model_args),
+    }
+    _check_model_config(model_args, training_args)
+    return arguments
+
+
+def train(trainer: OPDTrainer, script_args: FeedbackArguments) -> OPDTrainer:
+    """Train, report, save and push."""
+    training_args = trainer.args
     if script_args.report_dir is not None:
         trainer.add_callback(HeldOutReport(trainer, script_args.report_dir))
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
@@ -255,11 +306,46 @@ def _use_all_cores(args: OPDConfig) -> None:
         torch.set_num_threads(max((os.cpu_count() or 1) // max(args.world_size, 1), 1))
 
 
+def _check_config_file(argv: list[str]) -> None:
+    if "--config" in argv:
+        value = argv[argv.index("--config") + 1 :][:1]
+        if not value:
+            raise ValueError("--config needs a value.")
+        read_config_file(value[0])
+
+
+def _check_extras(script_args: FeedbackArguments, training_args: OPDConfig, model_args: ModelConfig) -> None:
+    """Name the extra to install for a setting whose package is missing."""
+    quantized = model_args.load_in_4bit or model_args.load_in_8bit
+    for setting, used, package, extra in (
+        ("use_peft", model_args.use_peft, "peft", "peft"),
+        ("load_in_4bit` or `load_in_8bit", quantized, "bitsandbytes", "quantization"),
+        ("use_vllm", training_args.use_vllm, "vllm", "vllm"),
+        ("report_dir", script_args.report_dir, "matplotlib", "demo"),
+    ):
+        if used and importlib.util.find_spec(package) is None:
+            raise ValueError(f"`{setting}` needs {package}, which is missing: pip install 'trl-openclaw[{extra}]'")
+
+
 def _check_model_path(path: str | None) -> None:
     if path is None:
         raise ValueError("`model_name_or_path` is missing: a Hub name or a folder.")
     if (path.count("/") > 1 or path.startswith((".", "/"))) and not Path(path).is_dir():  # no Hub name looks like that
         raise ValueError(f"`model_name_or_path`: there is no folder {path}. `make model` fetches the demo's model.")
+
+
+def _check_model_config(model_args: ModelConfig, training_args: OPDConfig) -> None:
+    """Load the model's small config file, so that a missing model is noticed before everything else is set up."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(
+            model_args.model_name_or_path,
+            revision=model_args.model_revision,
+            trust_remote_code=training_args.trust_remote_code,
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`model_name_or_path: {model_args.model_name_or_path}` cannot be loaded: {error}") from error
 
 
 def _load_dataset(script_args: FeedbackArguments, dataset_args: DatasetMixtureConfig) -> Any:
