@@ -18,6 +18,8 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_openclaw import CombineTrainer, Verdict, Vote
 from trl_openclaw.errors import SelfTestError
+from trl_openclaw.trainer import opd_trainer
+from trl_openclaw.trainer.hint_rows import ChosenHint
 
 BLANK = "  "
 HINT, NO_HINT = Vote(score=-1, hint="Be brief."), Vote(score=-1)
@@ -92,13 +94,13 @@ class TestTokenIdentity:
 
 
 class TestSelfTest:
-    def test_live_teacher_without_a_hint_gives_no_advantage(self, tmp_path):
+    def test_live_teacher_without_a_hint_gives_no_advantage(self, tmp_path, monkeypatch):
         # A hint of which nothing is left in the prompt: the live teacher sees just what the student saw.
         trainer = make_trainer(
             tmp_path, config={"teacher": "live", "hint_source": "privileged_context"},
             data=make_privileged(BLANK), judge=None, next_state=None,
         )  # fmt: skip
-        trainer._choose_hint = lambda index, row: (row["privileged_context"], None)
+        monkeypatch.setattr(opd_trainer, "choose_hint", lambda *_: ChosenHint(BLANK))
         trainer.train()
         assert logged(trainer, "hint/accepted") == [1.0]
         assert logged(trainer, "opd/gap_abs_max")[0] < 1e-4
