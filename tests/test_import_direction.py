@@ -14,7 +14,7 @@ ORDER = [
     {"types", "errors", "calls"},  # plain values, which everything else speaks in, and what Python knows of a callable
     {"_trl"},  # TRL's private names, wrapped: knows nothing of what we do with them
     {"lm_head"},  # a model's LM head as tensors
-    {"losses", "hints", "scoring", "hint_selection"},  # pure functions of tensors, of messages, and of a model
+    {"losses", "hints", "scoring", "hint_selection", "leakage", "format_tokens"},  # pure functions of tensors and texts
     {"objectives"},  # losses per position, made from the above
     {"chat"},  # asking a model on a server
     {"local_chat"},  # the same for a model in the process, with the types of the above
