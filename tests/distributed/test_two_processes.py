@@ -83,6 +83,15 @@ def test_all_ranks_stop_together_with_the_same_message(tmp_path, scenario, messa
     assert first["error"] == second["error"]
 
 
+def test_an_alarm_stops_all_ranks_after_the_same_step(tmp_path):
+    """Each rank decides by its own log, so what is watched must be the same number on all of them."""
+    first, second = launch("alarm", tmp_path)
+    assert len(first["losses"]) == len(second["losses"]) == 1
+    for metric, value in (("completions/mean_length", 4.5), ("completions/clipped_ratio", 0.0), ("entropy", None)):
+        assert first["log"][0][metric] == second["log"][0][metric]
+        assert value is None or first["log"][0][metric] == value
+
+
 def test_two_processes_train_like_one(tmp_path):
     """The same global batch gives the same loss, and the same weights after two steps."""
     one = launch("by prompt", tmp_path / "one", processes=1)[0]

@@ -15,6 +15,7 @@ from trainer_harness import ScriptedTeacher, always_replies, batches_of, judge_t
 from trl_openclaw import CombineTrainer, LLMJudge, OPDTrainer, Verdict, Vote
 from trl_openclaw.errors import OpenClawError
 from trl_openclaw.teachers import LocalTeacher
+from trl_openclaw.trainer.alarms import BandAlarm
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -89,6 +90,12 @@ SCENARIOS = {
     "teacher broken on one rank": {
         "judge": judge_that(),
         "teacher_model": ScriptedTeacher(teacher_broken_on_rank_one),
+    },
+    # 7 tokens on one rank and 2 on the other make 4.5 for both, which is inside; entropy is what stops them.
+    "alarm": {
+        "judge": judge_that(),
+        "rollout_func": uneven_rollout,
+        "callbacks": [BandAlarm({"length": (4, 5), "entropy": (100, None), "truncation": (0, 0)}, "stop")],
     },
     "lora": {"judge": judge_of_rank_zero, "lora": True},
 }
