@@ -37,22 +37,22 @@ def is_in(ids: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 def select_by_overlap(overlap: torch.Tensor, mask: torch.Tensor, rule: str) -> torch.Tensor:
-    """The candidate with the largest overlap with the student.
+    """The candidate with the largest overlap with the student, among M.
 
     Args:
-        overlap (`(M, T)`): Overlap of each candidate's teacher with the student, per token.
-        mask (`(M, T)`): Where the candidate has a score. A candidate without any is chosen only if all are without.
+        overlap (`(..., M, T)`): Overlap of each candidate's teacher with the student, per token.
+        mask (`(..., M, T)`): Where the candidate has a score. One without any is chosen only if all are without.
         rule: `"sequence"`: one candidate for the whole row, by its mean overlap. `"token"`: one per token.
 
     Returns:
-        The chosen candidate of each token, `(T,)`.
+        The chosen candidate of each token, `(..., T)`.
     """
     if rule == "token":
-        return overlap.masked_fill(~mask, -1.0).argmax(dim=0)
-    counts = mask.sum(dim=1)
-    means = (overlap.double() * mask).sum(dim=1) / counts.clamp(min=1)
-    best = means.masked_fill(counts == 0, -1.0).argmax()
-    return best.expand(overlap.size(1))
+        return overlap.masked_fill(~mask, -1.0).argmax(dim=-2)
+    counts = mask.sum(dim=-1)
+    means = (overlap.double() * mask).sum(dim=-1) / counts.clamp(min=1)
+    best = means.masked_fill(counts == 0, -1.0).argmax(dim=-1)
+    return best.unsqueeze(-1).expand(*best.shape, overlap.size(-1))
 
 
 def support(student_ids: torch.Tensor, teacher_ids: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -75,6 +75,7 @@ def topk_surrogate(
     Returns:
         Losses `(...)`; exactly 0 where the support is empty.
     """
+    old_per_token_logps = old_per_token_logps.detach()
     with torch.no_grad():
         inside = support_mask.bool()
         weights = torch.softmax(old_per_token_logps.masked_fill(~inside, float("-inf")), dim=-1)
@@ -104,6 +105,7 @@ def topk_reverse_kl(
     Returns:
         Divergences `(...)` in nats; 0 where the support is empty.
     """
+    target_logps = target_logps.detach()
     outside = ~support_mask.bool()
     mass, target_mass = (logps.masked_fill(outside, float("-inf")).exp() for logps in (per_token_logps, target_logps))
     gap = (per_token_logps - target_logps).masked_fill(outside, 0.0)

@@ -37,6 +37,16 @@ class TeacherScores:
     topk_ids: torch.Tensor | None = None
     states: TokenStates | None = None
 
+    def best_at(self, index: Any) -> torch.Tensor:
+        """The k most likely tokens of some positions, of an answer that names them."""
+        assert self.topk_ids is not None, "asked for with `topk`"
+        return self.topk_ids[index]
+
+    def states_at(self, index: Any) -> TokenStates:
+        """What is known of some positions, in an answer that keeps it."""
+        assert self.states is not None, "asked for with `keep_states`"
+        return self.states[index]
+
 
 class TokenScorer:
     """Scores rows in micro-batches, the same number of them on every rank.
@@ -70,7 +80,7 @@ class TokenScorer:
         """Score `rows` with `model`, whose LM head TRL has fused. A collective: every rank must call it.
 
         A rank with fewer rows than another runs the missing forwards on a filler row, since a sharded model answers
-        only when all ranks ask.
+        only when all ranks ask. So does a batch without rows of which more than log-probs is asked.
 
         Args:
             topk: How many of the most likely tokens to name at each position; 0 for none.
@@ -82,16 +92,16 @@ class TokenScorer:
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].prompt_ids) + len(rows[i].completion_ids))
         filler = [TeacherRow([self.pad_token_id], [self.pad_token_id])]
         with _evaluating(model):
-            for index in range(self._num_batches(len(rows))):
+            for index in range(self._num_batches(len(rows), at_least=int(bool(topk or keep_states)))):
                 chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
                 lengths = [len(rows[i].completion_ids) for i in chosen]
                 scored = self._score_batch(model, [rows[i] for i in chosen] or filler, topk, keep_states)
                 answer.add(chosen, lengths, scored)
         return answer.scores()
 
-    def _num_batches(self, num_rows: int) -> int:
+    def _num_batches(self, num_rows: int, at_least: int) -> int:
         local = torch.tensor([-(-num_rows // self.batch_size)], device=self.accelerator.device)
-        return int(self.accelerator.gather(local).max())
+        return max(int(self.accelerator.gather(local).max()), at_least)
 
     def _score_batch(
         self, model: nn.Module, rows: Sequence[TeacherRow], topk: int, keep_states: bool

@@ -19,7 +19,7 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_openclaw import CombineTrainer, Verdict, Vote
 from trl_openclaw.errors import SelfTestError
 from trl_openclaw.trainer import opd_trainer
-from trl_openclaw.trainer.hint_rows import ChosenHint
+from trl_openclaw.trainer.hint_rows import HintCandidates
 
 BLANK = "  "
 HINT, NO_HINT = Vote(score=-1, hint="Be brief."), Vote(score=-1)
@@ -100,7 +100,7 @@ class TestSelfTest:
             tmp_path, config={"teacher": "live", "hint_source": "privileged_context"},
             data=make_privileged(BLANK), judge=None, next_state=None,
         )  # fmt: skip
-        monkeypatch.setattr(opd_trainer, "choose_hint", lambda *_: ChosenHint(BLANK))
+        monkeypatch.setattr(opd_trainer, "find_hints", lambda *_: HintCandidates((BLANK,)))
         trainer.train()
         assert logged(trainer, "hint/accepted") == [1.0]
         assert logged(trainer, "opd/gap_abs_max")[0] < 1e-4

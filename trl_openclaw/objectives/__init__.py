@@ -28,4 +28,11 @@ OBJECTIVES: dict[str, Callable[[Any], Objective] | None] = {
 }
 """What `OPDConfig.opd_loss` takes; each is made from the configuration."""
 
-__all__ = ["DIVERGENCES", "OBJECTIVES", "SAMPLED_TOKEN", "Objective", "Positions"]
+
+def make_objective(args: Any) -> Objective | None:
+    """The objective that `args.opd_loss` names, or `None` for the sampled token."""
+    kind = OBJECTIVES[args.opd_loss]
+    return kind(args) if kind is not None else None
+
+
+__all__ = ["DIVERGENCES", "OBJECTIVES", "SAMPLED_TOKEN", "Objective", "Positions", "make_objective"]

@@ -15,8 +15,8 @@ class Positions:
 
     Args:
         student: The student's states now, with gradient.
-        data: Tensors of N entries. With a support: `support_ids`, `support_mask`, `old_support_logps` and
-            `target_support_logps` `(N, k)`. With teacher states: `teacher_hidden` `(N, H)`.
+        data: Tensors of N entries, by the names in `Objective.inputs`. With a support: `support_ids`, `support_mask`,
+            `old_support_logps` and `target_support_logps` `(N, k)`. With teacher states: `teacher_hidden` `(N, H)`.
         teacher_head: The head that belongs to `teacher_hidden`.
     """
 
@@ -33,6 +33,9 @@ class Objective(Protocol):
 
     uses_teacher_states: bool
     """Whether it needs the teacher's last hidden states when the loss is computed."""
+
+    inputs: tuple[str, ...]
+    """The tensors `(B, T, ...)` of the batch that it reads."""
 
     def token_losses(self, positions: Positions) -> torch.Tensor:
         """The losses `(N,)`, with gradient to the student."""

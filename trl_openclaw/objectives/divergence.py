@@ -15,6 +15,7 @@ class FullDivergence:
 
     uses_support = False
     uses_teacher_states = True
+    inputs: tuple[str, ...] = ("teacher_hidden",)
 
     def __init__(self, args: Any):
         self.beta = {"reverse_kl": 1.0, "forward_kl": 0.0, "jsd": args.jsd_beta}[args.divergence]

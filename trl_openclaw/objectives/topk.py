@@ -13,6 +13,7 @@ class TopKSurrogate:
 
     uses_support = True
     uses_teacher_states = False
+    inputs: tuple[str, ...] = ("support_ids", "support_mask", "old_support_logps", "target_support_logps")
 
     def __init__(self, args: Any):
         self.logp_gap_clip = args.logp_gap_clip
@@ -38,6 +39,7 @@ class TopKReverseKL:
 
     uses_support = True
     uses_teacher_states = False
+    inputs: tuple[str, ...] = ("support_ids", "support_mask", "target_support_logps")
 
     def __init__(self, args: Any):
         del args  # has no setting of its own

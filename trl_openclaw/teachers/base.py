@@ -9,10 +9,18 @@ from ..scoring import TeacherRow, TeacherScores
 
 
 class Teacher(Protocol):
-    """Re-scores sampled tokens under other prompts."""
+    """Re-scores sampled tokens under other prompts.
 
-    def score(self, rows: Sequence[TeacherRow]) -> TeacherScores:
-        """Score `rows`. A collective: every rank calls it, with as many rows as it has, even none."""
+    `topk` is passed only where hints are chosen by overlap, so a teacher for one hint may do without it. Objectives
+    that compare more than the sampled token need a teacher in this process ([`~trl_openclaw.teachers.LocalTeacher`]).
+    """
+
+    def score(self, rows: Sequence[TeacherRow], *, topk: int = 0) -> TeacherScores:
+        """Score `rows`. A collective: every rank calls it, with as many rows as it has, even none.
+
+        Args:
+            topk: How many of the most likely tokens to name at each position (`TeacherScores.topk_ids`).
+        """
         ...
 
 
@@ -29,12 +37,13 @@ LOGP_TOLERANCE = 1e-3
 """How far above 0 rounding may lift a log-prob, in nats."""
 
 
-def problem_with_scores(scores: Any, rows: Sequence[TeacherRow]) -> str | None:
+def problem_with_scores(scores: Any, rows: Sequence[TeacherRow], topk: int = 0) -> str | None:
     """What is wrong with a teacher's answer, or `None`.
 
     Args:
         scores: The answer.
         rows: What was asked.
+        topk: How many of the most likely tokens were asked for.
     """
     if not isinstance(scores, TeacherScores):
         return f"gave {type(scores).__name__}, not `TeacherScores`"
@@ -55,6 +64,10 @@ def problem_with_scores(scores: Any, rows: Sequence[TeacherRow]) -> str | None:
         )
     if (mask & (torch.arange(mask.size(1), device=mask.device) >= lengths.unsqueeze(1))).any():
         return "has set the mask after the end of a completion"
+    ids = scores.topk_ids
+    if topk and not (isinstance(ids, torch.Tensor) and ids.dtype == torch.long and ids.shape == (*mask.shape, topk)):
+        given = f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
+        return f"gave `topk_ids` {given}, not torch.int64 {(*mask.shape, topk)}"
     found = logps[mask.to(logps.device)]
     if not found.isfinite().all():
         return "gave NaN or infinite log-probs where the mask is set"

@@ -1,6 +1,7 @@
 """Asks the teacher, and trusts only the teachers of this package."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from accelerate import Accelerator
 
@@ -11,23 +12,29 @@ from .guard import stop_together
 
 WANTED = (
     "`score(rows)` must return `TeacherScores` with `per_token_logps` (N, T), log-probs in nats and at most 0, and a "
-    "boolean `mask` (N, T) of which entries are real"
+    "boolean `mask` (N, T) of which entries are real; `score(rows, topk=k)` also `topk_ids` (N, T, k)"
 )
 
 
-def ask_teacher(teacher: Teacher, rows: Sequence[TeacherRow], accelerator: Accelerator) -> TeacherScores:
+def ask_teacher(teacher: Teacher, rows: Sequence[TeacherRow], accelerator: Accelerator, **wanted: Any) -> TeacherScores:
     """Score `rows`, and check the answer of a teacher that somebody brought. A collective.
+
+    Args:
+        teacher: Who is asked.
+        rows: What is asked.
+        accelerator: Tells the other ranks.
+        wanted: What is asked of the answer beyond log-probs: `topk`, `keep_states`.
 
     Raises:
         TeacherError: On every rank, when such a teacher failed or gave something else on one of them.
     """
     if isinstance(teacher, LocalTeacher):  # runs collectives inside; one that breaks there cannot call another
-        return teacher.score(rows)
+        return teacher.score(rows, **wanted)
     name = type(teacher).__name__
     scores, problem, cause = None, None, None
     try:
-        scores = teacher.score(rows)
-        problem = problem_with_scores(scores, rows)
+        scores = teacher.score(rows, **wanted)
+        problem = problem_with_scores(scores, rows, **wanted)
     except Exception as error:
         problem, cause = f"failed: {type(error).__name__}: {error}", error
     try:

@@ -1,4 +1,4 @@
-"""Builds the teacher that a trainer's arguments ask for."""
+"""Builds the teacher, and the reference, that a trainer's arguments ask for."""
 
 from typing import Any, TypeAlias
 
@@ -10,7 +10,9 @@ from ..scoring import TokenScorer
 from ..teachers import (
     TEACHERS,
     ExternalTeacher,
+    FrozenTeacher,
     InitialWeights,
+    LocalTeacher,
     Teacher,
     check_same_vocabulary,
     load_beside,
@@ -67,11 +69,47 @@ def build_teacher(
         return TEACHERS[trainer.args.teacher].build(trainer, scorer, initial)
     if not isinstance(teacher_model, str | nn.Module):
         return teacher_model
-    if isinstance(teacher_model, str):
+    return _external(trainer, scorer, teacher_model, teacher_processing_class)
+
+
+def build_reference(
+    trainer: SeamGRPOTrainer, scorer: TokenScorer, teacher: Teacher, initial: InitialWeights
+) -> Teacher | None:
+    """What G-OPD sees the teacher from, or `None` where `reward_scale` leaves it out.
+
+    The reference scores the plain prompts. Where its weights are the teacher's, it is the teacher.
+
+    Args:
+        trainer: The trainer.
+        scorer: Runs the forward passes.
+        teacher: The teacher.
+        initial: What is left of the policy before TRL touched it.
+
+    Raises:
+        VocabularyMismatchError: If another model is the reference and has another vocabulary.
+    """
+    args = trainer.args
+    reference = args.opd_reference or "initial"
+    if args.reward_scale == 1:
+        return None
+    if reference == "unhinted_teacher":
+        return teacher
+    if reference != "initial":
+        return _external(trainer, scorer, reference, None)
+    is_initial = isinstance(teacher, LocalTeacher) and teacher.same_weights_at_start and args.teacher == "frozen"
+    return teacher if is_initial else FrozenTeacher.build(trainer, scorer, initial)
+
+
+def _external(
+    trainer: SeamGRPOTrainer,
+    scorer: TokenScorer,
+    model: str | nn.Module,
+    processing_class: PreTrainedTokenizerBase | None,
+) -> ExternalTeacher:
+    """Another model, loaded if it is a path, that reads token ids as the student does."""
+    if isinstance(model, str):
         # A revision pins the student's repository and means nothing in another one.
-        teacher_model = load_beside(
-            trainer, teacher_model, **{"revision": None, **(trainer.args.teacher_model_init_kwargs or {})}
-        )
-    check_same_vocabulary(trainer.processing_class, teacher_model, teacher_processing_class)
-    max_length = max_model_length(teacher_model)
-    return ExternalTeacher(prepare_scoring_model(teacher_model, trainer), scorer, max_length=max_length)
+        model = load_beside(trainer, model, **{"revision": None, **(trainer.args.teacher_model_init_kwargs or {})})
+    check_same_vocabulary(trainer.processing_class, model, processing_class)
+    max_length = max_model_length(model)
+    return ExternalTeacher(prepare_scoring_model(model, trainer), scorer, max_length=max_length)

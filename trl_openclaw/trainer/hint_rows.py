@@ -1,11 +1,13 @@
-"""From hints to what the teacher reads: one hinted prompt per row, or the reason why there is none."""
+"""From hints to what the teacher reads: the hinted prompts of each row, or the reason why there is none."""
 
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from ..errors import HintError
-from ..hints import clean_hint, insert_hint, longest_hint, without_special_tokens
+from ..hint_selection import TEXT_RULES
+from ..hints import clean_hint, without_special_tokens
 from ..types import Feedback
 
 DropReason = Literal[
@@ -27,24 +29,26 @@ DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
 
 
 @dataclass(frozen=True)
-class ChosenHint:
-    """A row's hint before it is placed, or why there is none.
+class HintCandidates:
+    """What a row may be taught with, before anything is placed, or why there is nothing.
 
     Args:
-        text: The hint, cleaned; `None` where there is none, or none is needed.
-        drop: Why there is none although one is needed, or `None`.
+        texts: The candidates, cleaned. `None` among them: the plain prompt, for a teacher that needs no hint.
+        drop: Why there are none, or `None`.
         found: Whether anybody had a hint for the row, before cleaning.
         had_control_tokens: Whether such a hint held special tokens, which were removed.
     """
 
-    text: str | None = None
+    texts: tuple[str | None, ...] = ()
     drop: DropReason | None = None
     found: bool = False
     had_control_tokens: bool = False
 
 
-def choose_hint(source: str, row: Mapping[str, Any], feedback: Feedback, special_tokens: Collection[str]) -> ChosenHint:
-    """Take a row's hint from where it comes from, clean it, and choose the longest.
+def find_hints(
+    source: str, row: Mapping[str, Any], feedback: Feedback, special_tokens: Collection[str]
+) -> HintCandidates:
+    """Take a row's hints from where they come from, and clean them.
 
     Args:
         source: `"judge"`, `"privileged_context"`, or `"none"` where the teacher needs no hint.
@@ -53,25 +57,35 @@ def choose_hint(source: str, row: Mapping[str, Any], feedback: Feedback, special
         special_tokens: What a hint must not hold, since the chat template gives it a meaning.
     """
     if source == "none":
-        return ChosenHint()
+        return HintCandidates((None,))
     found = feedback.hints if source == "judge" else row.get("privileged_context")
     if isinstance(found, str) or found is None:
         found = [found] if found else []
     elif source == "privileged_context":
-        return ChosenHint(drop="unreadable_hint")
+        return HintCandidates(drop="unreadable_hint")
     plain = [without_special_tokens(hint, special_tokens) for hint in found]
     changed = any(hint != without_special_tokens(raw, ()) for raw, hint in zip(found, plain, strict=True))
-    hints = [hint for hint in map(clean_hint, plain) if hint]
+    texts = tuple(dict.fromkeys(hint for hint in map(clean_hint, plain) if hint))
+    if texts:
+        return HintCandidates(texts, None, bool(found), changed)
     missing: DropReason = "no_feedback" if source == "judge" and feedback.failure is not None else "no_hint"
-    return ChosenHint(longest_hint(hints) if hints else None, None if hints else missing, bool(found), changed)
+    return HintCandidates((), missing, bool(found), changed)
+
+
+def shortlist(hints: HintCandidates, rule: str, limit: int, generator: random.Random) -> HintCandidates:
+    """The candidates that a teacher has to score: one where a rule of texts decides, else at most `limit`."""
+    texts = hints.texts[:limit]
+    if len(texts) > 1 and rule in TEXT_RULES:
+        texts = (texts[TEXT_RULES[rule]([text or "" for text in texts], generator)],)
+    return replace(hints, texts=texts)
 
 
 @dataclass(frozen=True)
 class HintedRow:
-    """One row as the teacher will see it.
+    """One row as the teacher may see it.
 
     Args:
-        hint: The accepted hint; `None` when the row was dropped, or is scored without a hint.
+        hint: The hint; `None` when the row was dropped, or is scored without a hint.
         prompt_ids: Ids of the hinted prompt, or `None` when dropped.
         drop: Why there is nothing to score, or `None`.
     """
@@ -81,39 +95,42 @@ class HintedRow:
     drop: DropReason | None = None
 
 
-def render_hinted_rows(
+def render_candidates(
     prompts: Sequence[Any],
-    hints: Sequence[str | None],
-    drops: Sequence[DropReason | None],
+    hints: Sequence[HintCandidates],
     completion_lengths: Sequence[int],
     *,
     tokenize: Callable[[list], list[list[int]]],
-    placement: str,
-    template: str,
+    place: Callable[[Any, str], Any],
     max_length: int | None,
-) -> list[HintedRow]:
-    """Place the hints and tokenize the prompts in one call, exactly as the sampled prompts were.
+) -> list[list[HintedRow]]:
+    """Place all candidates and tokenize the prompts, exactly as the sampled prompts were.
 
     Args:
         prompts: The prompts that were sampled from, one per row.
-        hints: The hint of each row; `None` scores the plain prompt.
-        drops: Rows that are out already, and why.
+        hints: The candidates of each row.
         completion_lengths: Tokens sampled per row.
         tokenize: Renders and tokenizes one prompt per row.
+        place: Puts a hint into a prompt.
         max_length: The teacher's window in tokens, if known. A longer row is dropped, never cut.
+
+    Returns:
+        The rendered candidates of each row, at least one; a dropped one says why.
     """
-    texts, reasons = list(prompts), list(drops)
-    for i, hint in enumerate(hints):
-        if reasons[i] is None and hint is not None:
-            try:
-                texts[i] = insert_hint(prompts[i], hint, placement, template)
-            except HintError:
-                reasons[i] = "no_user_message"
-    if all(reasons):
-        return [HintedRow(drop=reason) for reason in reasons]
-    rows = []
-    for ids, hint, reason, length in zip(tokenize(texts), hints, reasons, completion_lengths, strict=True):
-        if reason is None and max_length is not None and len(ids) + length > max_length:
-            reason = "too_long"
-        rows.append(HintedRow(drop=reason) if reason else HintedRow(hint, list(ids)))
-    return rows
+    rendered: list[list[HintedRow]] = [[] for _ in prompts]
+    for m in range(max([1, *(len(row.texts) for row in hints)])):
+        texts, drops = list(prompts), [row.drop for row in hints]
+        chosen = [row.texts[m] if m < len(row.texts) else None for row in hints]
+        for i, hint in enumerate(chosen):
+            if hint is not None and drops[i] is None:
+                try:
+                    texts[i] = place(prompts[i], hint)
+                except HintError:
+                    drops[i] = "no_user_message"
+        ids = tokenize(texts) if not all(drops) else [[]] * len(texts)
+        for i, row in enumerate(hints):
+            if m == 0 or m < len(row.texts):
+                too_long = max_length is not None and len(ids[i]) + completion_lengths[i] > max_length
+                drop = drops[i] or ("too_long" if too_long else None)
+                rendered[i].append(HintedRow(drop=drop) if drop else HintedRow(chosen[i], list(ids[i])))
+    return rendered

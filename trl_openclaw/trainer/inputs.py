@@ -12,6 +12,8 @@ from .._trl import SeamGRPOTrainer
 from ..calls import is_async_callable
 from ..judges.base import Judge
 from ..next_states.base import NextStateProvider
+from ..objectives import SAMPLED_TOKEN
+from ..teachers import LocalTeacher, Teacher
 from .guard import stop_together
 from .opd_config import ROW_MEAN_LOSSES, OPDConfig
 from .prompts import first_problem
@@ -145,6 +147,27 @@ def check_policy(trainer: SeamGRPOTrainer, needs_teacher: bool) -> None:
             UserWarning,
             stacklevel=4,
         )
+
+
+def check_objective(trainer: SeamGRPOTrainer, teacher: Teacher, reference: Teacher | None) -> None:
+    """Refuse an objective that policy, teacher or reference cannot serve.
+
+    Raises:
+        ValueError: If `topk` is larger than the vocabulary, or more than log-probs of sampled tokens is asked of a
+            teacher that is not in this process.
+    """
+    args = trainer.args
+    vocabulary = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config().vocab_size
+    if args.topk > vocabulary:
+        raise ValueError(f"`topk={args.topk}` is more than the vocabulary's {vocabulary:,} tokens.")
+    if args.opd_loss != SAMPLED_TOKEN:
+        for name, other in (("teacher", teacher), ("reference", reference)):
+            if other is not None and not isinstance(other, LocalTeacher):
+                raise ValueError(
+                    f"`opd_loss={args.opd_loss!r}` compares more than the sampled token and needs a {name} whose "
+                    f"hidden states are at hand, but `{type(other).__name__}` only scores. Use "
+                    "`opd_loss='sampled_token'`, or a model in this process."
+                )
 
 
 def resolve_hint_source(wanted: str, judge: Judge | None, teacher_model: Any, train_dataset: Any) -> str:

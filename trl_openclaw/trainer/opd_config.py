@@ -9,6 +9,7 @@ from trl import GRPOConfig
 
 from ..hints import DEFAULT_HINT_TEMPLATE, HintPlacement, check_hint_template
 from ..teachers import TEACHERS
+from .objective_fields import ObjectiveFields
 from .settings import Number
 
 HINT_SOURCES = ("auto", "judge", "privileged_context", "none")
@@ -24,7 +25,7 @@ class _OneGeneration(int):
 
 
 @dataclass
-class OPDConfig(GRPOConfig):
+class OPDConfig(ObjectiveFields, GRPOConfig):
     r"""
     Configuration class for the [`OPDTrainer`].
 
@@ -42,8 +43,38 @@ class OPDConfig(GRPOConfig):
             Loading arguments of the external teacher that differ from the student's `model_init_kwargs`.
         teacher_batch_size (`int`, *optional*):
             Rows per teacher forward pass. Defaults to `per_device_train_batch_size`.
+        opd_loss (`str`, *optional*, defaults to `"sampled_token"`):
+            How student and teacher are compared, see `docs/objectives.md`: `"sampled_token"` (GRPO's loss with the gap
+            as advantage), `"topk_surrogate"` (the same over the k tokens of a support set), `"topk_reverse_kl"` (k
+            tokens, and the rest as one) or `"full_divergence"` (the whole vocabulary).
         logp_gap_clip (`float`, *optional*, defaults to `1.0`):
-            Bound C, in nats, on teacher minus student log-prob. `None` for no bound.
+            Bound C, in nats, on teacher minus student log-prob, for the first two. `None` for no bound.
+        format_gap_clip (`float`, *optional*):
+            A tighter bound for tokens that are only markup (`**`, `#`, list bullets), for the first two.
+        topk (`int`, *optional*, defaults to `4`):
+            Tokens k in a support set, and in the overlap that hints are chosen by.
+        topk_support (`str`, *optional*, defaults to `"student"`):
+            Whose best k tokens are compared: `"student"`, `"teacher"`, or `"overlap"` (of both).
+        divergence (`str`, *optional*, defaults to `"reverse_kl"`):
+            Of `"full_divergence"`: `"reverse_kl"` KL(student || teacher), `"forward_kl"` KL(teacher || student), or
+            `"jsd"`.
+        jsd_beta (`float`, *optional*, defaults to `0.5`):
+            The teacher's share in the mixture of `"jsd"`.
+        hint_selection (`str`, *optional*):
+            Which hint candidate is used: `"sequence"` or `"token"` (the one whose teacher agrees best with the student
+            about the k best tokens; one forward pass per candidate and one of the student), `"longest"`, `"shortest"`,
+            `"random"`. By default `"longest"` for `"sampled_token"` and `"sequence"` for the others.
+        max_hints (`int`, *optional*, defaults to `3`):
+            Hint candidates M per row, in the order of the votes.
+        reward_scale (`float`, *optional*, defaults to `1.0`):
+            Lambda of G-OPD, for the first two objectives: above 1 goes beyond the teacher, below 1 stays between
+            reference and teacher.
+        opd_reference (`str`, *optional*):
+            Where G-OPD sees the teacher from: `"initial"` (the default: the policy as it was at the start),
+            `"unhinted_teacher"`, or the path of another model.
+        control (`str`, *optional*):
+            A control arm for comparisons: `"random_hint"` (one for another prompt), `"raw_next_state"` (its words as
+            the hint), `"unhinted_teacher"`, or `"negative_advantage"` (every token of a hinted row gets `-C`).
         hint_source (`str`, *optional*, defaults to `"auto"`):
             Where the teacher's extra knowledge comes from: `"judge"`, the dataset column `"privileged_context"`, or
             `"none"` (an external teacher without hints). `"auto"` takes the only one that is there.
@@ -85,8 +116,8 @@ class OPDConfig(GRPOConfig):
     """
 
     _NUMBERS: ClassVar[dict[str, Number]] = {
+        **ObjectiveFields._OBJECTIVE_NUMBERS,
         "teacher_batch_size": Number(whole=True, at_least=1, optional=True),
-        "logp_gap_clip": Number(above=0, optional=True),
         "self_test_tolerance": Number(above=0, optional=True),
         "feedback_timeout": Number(above=0),
         "feedback_concurrency": Number(whole=True, at_least=1),
@@ -118,9 +149,6 @@ class OPDConfig(GRPOConfig):
     )
     teacher_batch_size: int | None = field(
         default=None, metadata={"help": "Rows per teacher forward. Defaults to `per_device_train_batch_size`."}
-    )
-    logp_gap_clip: float | None = field(
-        default=1.0, metadata={"help": "Bound C, in nats, on teacher minus student log-prob. `None` for no bound."}
     )
     hint_source: str = field(
         default="auto",
@@ -181,6 +209,7 @@ class OPDConfig(GRPOConfig):
         check_hint_template(self.hint_template)
         for name, number in self._NUMBERS.items():
             number.check(name, getattr(self, name))
+        self._check_objective()
         if not isinstance(self.self_test, bool):
             raise ValueError(f"`self_test` must be True or False, got {self.self_test!r}.")
         if not isinstance(self.teacher_model_name_or_path, str | None):
@@ -195,6 +224,7 @@ class OPDConfig(GRPOConfig):
             )
 
     def _check_against_grpo(self) -> None:
+        self._check_objective_against_grpo()
         if self.importance_sampling_level != "token":
             raise ValueError(
                 f"`importance_sampling_level={self.importance_sampling_level!r}` gives all tokens of a sequence one "

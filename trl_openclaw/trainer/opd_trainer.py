@@ -1,5 +1,6 @@
 """`OPDTrainer`: hindsight-guided on-policy distillation on top of TRL's `GRPOTrainer`."""
 
+import random
 import textwrap
 import warnings
 from collections.abc import Callable
@@ -12,21 +13,25 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._trl import SeamGRPOTrainer, get_config_model_id
+from ..hints import clean_hint, insert_hint, without_special_tokens
 from ..judges.base import Judge
+from ..lm_head import LMHead, TokenStates
 from ..losses import combine_advantages, gap_statistics, opd_advantages, token_gap
 from ..next_states.base import NextStateProvider
+from ..objectives import Positions, make_objective
 from ..rewards import HindsightReward
-from ..scoring import TeacherRow, TokenScorer
+from ..scoring import TokenScorer
 from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, Teacher
 from ..types import Feedback
-from .ask_teacher import ask_teacher
-from .build_teacher import TeacherModel, build_teacher, choose_teacher_model
+from .build_teacher import TeacherModel, build_reference, build_teacher, choose_teacher_model
+from .controls import HintControl
 from .guard import FailureGuard, SilenceAlarm, check_services
-from .hint_rows import DROP_REASONS, ChosenHint, DropReason, HintedRow, choose_hint, render_hinted_rows
+from .hint_rows import HintCandidates, find_hints, render_candidates, shortlist
 from .inputs import (
     check_batch,
     check_columns,
     check_feedback,
+    check_objective,
     check_policy,
     check_size,
     resolve_hint_source,
@@ -34,7 +39,9 @@ from .inputs import (
 )
 from .model_card import write_model_card
 from .opd_config import ROW_MEAN_LOSSES, OPDConfig
+from .records import record_candidates, record_gap, record_lesson, record_token_losses
 from .self_test import run_self_test
+from .teacher_pass import Lesson, TeacherPass
 
 logger = get_logger(__name__)
 
@@ -169,9 +176,19 @@ class OPDTrainer(SeamGRPOTrainer):
         self.feedback.eos_token_ids = frozenset([*self.eos_token_ids, self.pad_token_id])
         self.feedback_listeners: list[Callable[[str, list[Feedback]], None]] = []
         batch_size = args.teacher_batch_size or args.per_device_train_batch_size
-        self.scorer = TokenScorer(self.accelerator, self.pad_token_id, batch_size)
+        self.scorer = TokenScorer(
+            self.accelerator, self.pad_token_id, batch_size, self.temperature, args.cast_lm_head_to_fp32
+        )
+        self.objective = make_objective(args) if self.opd_weight else None
+        self.adds_token_losses = self.objective is not None
+        self._lessons: TeacherPass | None = None
+        self._teacher_head: LMHead | None = None
         if self.opd_weight:
             self.teacher = build_teacher(self, self.scorer, teacher_model, teacher_processing_class, initial)
+            reference = build_reference(self, self.scorer, self.teacher, initial)
+            self._lessons = TeacherPass(self, self.scorer, self.teacher, self.objective, reference)
+            check_objective(self, self.teacher, reference)
+        self._control = HintControl(args.control, self._clean_hint)
         self._guard = FailureGuard(args.judge_failure_limit, args.judge_failure_patience)
         self._silence = SilenceAlarm()
         self._rollout: Rollout | None = None
@@ -236,11 +253,10 @@ class OPDTrainer(SeamGRPOTrainer):
         row_advantages, has_score = self.row_advantages(batch, rollout)
         batch["row_advantages"] = row_advantages
         signal = has_score
-        if self.teacher is not None:
+        if self._lessons is not None:
             self._run_self_test_once(batch, rollout)
-            hinted = self._hint_rows(inputs, batch, rollout)
-            hinted = self._add_teacher_scores(self.teacher, batch, rollout, hinted)
-            self._record_hints(hinted)
+            lesson = self._teach(self._lessons, inputs, batch, rollout)
+            batch |= lesson.batch
             signal = signal | batch["hint_mask"]
             self._mask_missing_scores(batch, has_score)
         self._keep_rows(batch, signal)
@@ -254,59 +270,57 @@ class OPDTrainer(SeamGRPOTrainer):
         zeros = torch.zeros(rows, device=self.accelerator.device)
         return zeros, zeros.bool()
 
-    def _hint_rows(self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout) -> list[HintedRow]:
-        chosen = [
-            choose_hint(self.hint_source, row, feedback, self.special_tokens)
-            for row, feedback in zip(inputs, self.feedback.last, strict=True)
-        ]
-        self._record_control_tokens(chosen)
-        drops: list[DropReason | None] = [hint.drop for hint in chosen]
-        has_tokens = batch["completion_mask"].any(dim=1).tolist()
-        for i in range(len(chosen)):
-            if self.empty_rows and self.empty_rows[i]:
-                drops[i] = "empty_completion"
-            elif not has_tokens[i]:
-                drops[i] = "masked_completion"
-        return render_hinted_rows(
-            rollout.prompts,
-            [hint.text for hint in chosen],
-            drops,
-            [len(ids) for ids in rollout.completion_ids],
-            tokenize=self.tokenize_prompts,
-            placement=self.args.hint_placement,
-            template=self.args.hint_template,
-            max_length=getattr(self.teacher, "max_length", None),
-        )
-
-    def _add_teacher_scores(
-        self, teacher: Teacher, batch: dict[str, Any], rollout: Rollout, hinted: list[HintedRow]
-    ) -> list[HintedRow]:
-        """Add `teacher_per_token_logps` `(B, T)`, NaN where there is none, and `hint_mask` `(B,)`.
-
-        Returns:
-            The rows, those without a single score now dropped.
-        """
-        rows = {
-            i: TeacherRow(row.prompt_ids, rollout.completion_ids[i])
-            for i, row in enumerate(hinted)
-            if row.prompt_ids is not None
-        }
-        kept = list(rows)
+    def _teach(
+        self, lessons: TeacherPass, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout
+    ) -> Lesson:
+        """Have the teacher score the batch under the hints that were found for it."""
+        hints = self._hint_candidates(inputs, batch, rollout)
+        sampled = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
         with self.timed("teacher/seconds"):
-            scores = ask_teacher(teacher, list(rows.values()), self.accelerator)
-        shape = batch["completion_ids"].shape
-        teacher_logps = torch.full(shape, float("nan"), device=batch["completion_ids"].device)
-        hint_mask = torch.zeros(shape[0], dtype=torch.bool, device=teacher_logps.device)
-        if kept:
-            found = torch.where(scores.mask, scores.per_token_logps, float("nan")).to(teacher_logps)
-            teacher_logps[kept, : found.size(1)] = found
-            hint_mask[kept] = scores.mask.any(dim=1).to(hint_mask.device)
-        batch["teacher_per_token_logps"] = teacher_logps
-        batch["hint_mask"] = hint_mask
-        answered = hint_mask.tolist()
-        return [
-            HintedRow(drop="no_teacher_score") if i in rows and not answered[i] else row for i, row in enumerate(hinted)
+            candidates = render_candidates(
+                rollout.prompts,
+                hints,
+                [len(ids) for ids in rollout.completion_ids],
+                tokenize=self.tokenize_prompts,
+                place=self._place_hint,
+                max_length=getattr(self.teacher, "max_length", None),
+            )
+            plain = [ids[mask].tolist() for ids, mask in sampled]
+            lesson = lessons(plain, rollout.completion_ids, candidates, batch["completion_ids"].size(1))
+        self._teacher_head = lesson.teacher_head
+        record_lesson(self, lesson)
+        return lesson
+
+    def _hint_candidates(
+        self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout
+    ) -> list[HintCandidates]:
+        """What each row may be taught with; nothing for a completion without a token to train."""
+        feedback = self.feedback.last
+        found = [
+            find_hints(self.hint_source, row, answer, self.special_tokens)
+            for row, answer in zip(inputs, feedback, strict=True)
         ]
+        record_candidates(self, found)
+        has_tokens = batch["completion_mask"].any(dim=1).tolist()
+        for i in range(len(found)):
+            if self.empty_rows and self.empty_rows[i]:
+                found[i] = HintCandidates(drop="empty_completion")
+            elif not has_tokens[i]:
+                found[i] = HintCandidates(drop="masked_completion")
+        # Drawn anew for each batch, and the same again after a resume.
+        step, rank = self.state.global_step, self.accelerator.process_index
+        generator = random.Random(f"{self.args.seed} {step} {rank} {self.mode}")
+        found = self._control(found, rollout.prompts, feedback, generator)
+        args = self.args
+        return [shortlist(hints, args.hint_selection, args.max_hints, generator) for hints in found]
+
+    def _place_hint(self, prompt: Any, hint: str) -> Any:
+        if self.args.control == "unhinted_teacher":
+            return prompt
+        return insert_hint(prompt, hint, self.args.hint_placement, self.args.hint_template)
+
+    def _clean_hint(self, text: str) -> str | None:
+        return clean_hint(without_special_tokens(text, self.special_tokens))
 
     def _mask_missing_scores(self, batch: dict[str, Any], has_score: torch.Tensor) -> None:
         """Take tokens that the teacher could not score out of the loss, unless the row's reward trains them."""
@@ -344,11 +358,34 @@ class OPDTrainer(SeamGRPOTrainer):
         if not self.opd_weight:
             return self.rl_weight * rows
         teacher, clip = inputs["teacher_per_token_logps"], self.args.logp_gap_clip
-        mask = inputs["completion_mask"] * inputs["tool_mask"] * inputs["hint_mask"].unsqueeze(1) * teacher.isfinite()
-        self._record_gap(gap_statistics(token_gap(teacher, old_per_token_logps, mask), mask, clip))
-        return combine_advantages(
-            rows, opd_advantages(teacher, old_per_token_logps, mask, clip), self.rl_weight, self.opd_weight
-        )
+        mask = self._taught(inputs)
+        record_gap(self, gap_statistics(token_gap(teacher, old_per_token_logps, mask), mask, clip))
+        if self.objective is not None:
+            record_token_losses(self, inputs["objective_losses"])
+            return self.rl_weight * rows
+        if self.args.control == "negative_advantage":
+            advantages = -(clip or 1.0) * mask.to(teacher.dtype)
+        else:
+            advantages = opd_advantages(teacher, old_per_token_logps, mask, clip, inputs.get("extrapolation"))
+        return combine_advantages(rows, advantages, self.rl_weight, self.opd_weight)
+
+    def token_losses(
+        self, inputs: dict[str, Any], per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module
+    ) -> torch.Tensor:
+        assert self.objective is not None, "only an objective adds losses"
+        taught = self._taught(inputs)
+        head = LMHead.of(model, hidden, self.temperature, in_float32=self.args.cast_lm_head_to_fp32)
+        student = TokenStates(hidden, inputs["completion_ids"], per_token_logps, head)[taught]
+        data = {name: inputs[name][taught] for name in self.objective.inputs}
+        losses = self.objective.token_losses(Positions(student, data, self._teacher_head))
+        inputs["objective_losses"] = losses.detach()
+        placed = torch.zeros(taught.shape, dtype=losses.dtype, device=losses.device)
+        return placed.masked_scatter(taught, self.opd_weight * losses)
+
+    def _taught(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """The tokens `(B, T)` that have a teacher and belong to the policy."""
+        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool() & inputs["hint_mask"].unsqueeze(1)
+        return mask & inputs["teacher_per_token_logps"].isfinite()
 
     def loss_scale(self, inputs: dict[str, Any]) -> torch.Tensor | float:
         return inputs["row_scale"]
@@ -368,30 +405,3 @@ class OPDTrainer(SeamGRPOTrainer):
             f"Self-test passed: without a hint, teacher and student differ by {result.mean_gap:.2g} nats in the mean "
             f"(accepted {result.tolerance:g}) and {result.max_gap:.2g} at most."
         )
-
-    def _record_control_tokens(self, chosen: list[ChosenHint]) -> None:
-        local = [sum(hint.had_control_tokens for hint in chosen), sum(hint.found for hint in chosen)]
-        changed, found = (
-            self.accelerator.gather(torch.tensor(local, device=self.accelerator.device)).view(-1, 2).sum(0).tolist()
-        )
-        if found:
-            self.record_metric("hint/control_tokens", changed / found)
-
-    def _record_hints(self, hinted: list[HintedRow]) -> None:
-        counts = [sum(row.drop == reason for row in hinted) for reason in DROP_REASONS]
-        local = torch.tensor([*counts, len(hinted)], device=self.accelerator.device)
-        *dropped, total = self.accelerator.gather(local).view(-1, len(local)).sum(0).tolist()
-        self.record_metric("hint/accepted", 1 - sum(dropped) / total)
-        for reason, count in zip(DROP_REASONS, dropped, strict=True):
-            self.record_metric(f"hint/dropped/{reason}", count / total)
-        self.record_column("hint", [row.hint for row in hinted])
-        self.record_column("hint_drop", [row.drop for row in hinted])
-
-    def _record_gap(self, local: torch.Tensor) -> None:
-        world = self.accelerator.gather(local).view(-1, len(local))
-        total, absolute, clipped, tokens = world[:, :4].sum(0).tolist()
-        if tokens:
-            self.record_metric("opd/gap_mean", total / tokens)
-            self.record_metric("opd/gap_abs_mean", absolute / tokens)
-            self.record_metric("opd/gap_abs_max", world[:, 4].max().item())
-            self.record_metric("opd/clipped", clipped / tokens)

@@ -1,0 +1,69 @@
+"""Control arms: what a hint must beat before anybody believes in it. Each changes one thing and nothing else."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..types import Feedback
+from .hint_rows import HintCandidates
+
+CONTROLS = ("random_hint", "raw_next_state", "unhinted_teacher", "negative_advantage")
+"""`random_hint`: a hint that was meant for another prompt. `raw_next_state`: the next state's own words as the hint.
+`unhinted_teacher`: the teacher does not see the hint. `negative_advantage`: every token of a hinted row gets `-C`.
+
+Rows that had no usable hint stay out under each of them, so that the arms train on the same rows."""
+
+_MEMORY = 256
+
+
+class HintControl:
+    """Gives the hints of a batch as a control arm has them.
+
+    Args:
+        name: One of `CONTROLS`, or `None` for the hints as they are.
+        clean: Cleans a text as hints are cleaned; `None` when nothing is left.
+    """
+
+    def __init__(self, name: str | None, clean: Callable[[str], str | None]):
+        self.name = name
+        self.clean = clean
+        # A batch may hold one prompt only, so hints for other prompts come from the batches before, too.
+        self._memory: deque[tuple[Any, tuple[str | None, ...]]] = deque(maxlen=_MEMORY)
+
+    def __call__(
+        self,
+        hints: Sequence[HintCandidates],
+        prompts: Sequence[Any],
+        feedback: Sequence[Feedback],
+        generator: random.Random,
+    ) -> list[HintCandidates]:
+        """The hints of the arm.
+
+        Args:
+            hints: The hints that were found, per row.
+            prompts: The rows' prompts.
+            feedback: The rows' feedback, for the next state's words.
+            generator: Draws random hints.
+        """
+        if self.name == "raw_next_state":
+            return [self._next_state(hint, row) for hint, row in zip(hints, feedback, strict=True)]
+        if self.name == "random_hint":
+            self._memory.extend((prompt, hint.texts) for prompt, hint in zip(prompts, hints, strict=True) if hint.texts)
+            return [self._stranger(hint, prompt, generator) for hint, prompt in zip(hints, prompts, strict=True)]
+        return list(hints)
+
+    def _next_state(self, hint: HintCandidates, feedback: Feedback) -> HintCandidates:
+        state = feedback.turn.next_state
+        words = self.clean(state.text) if state is not None else None
+        return self._instead(hint, (words,) if words else ())
+
+    def _stranger(self, hint: HintCandidates, prompt: Any, generator: random.Random) -> HintCandidates:
+        strangers = [texts for other, texts in self._memory if other != prompt]
+        return self._instead(hint, generator.choice(strangers) if strangers else ())
+
+    def _instead(self, hint: HintCandidates, texts: tuple[str | None, ...]) -> HintCandidates:
+        if not hint.texts:
+            return hint
+        return replace(hint, texts=texts, drop=None if texts else "no_hint")
