@@ -10,12 +10,28 @@ from ..types import Feedback
 from .hint_rows import HintCandidates
 
 CONTROLS = ("random_hint", "raw_next_state", "unhinted_teacher", "negative_advantage")
-"""`random_hint`: a hint that was meant for another prompt. `raw_next_state`: the next state's own words as the hint.
+"""`random_hint`: another hint, that was meant for another prompt. `raw_next_state`: the next state's own words as the hint.
 `unhinted_teacher`: the teacher does not see the hint. `negative_advantage`: every token of a hinted row gets `-C`.
 
 Rows that had no usable hint stay out under each of them, so that the arms train on the same rows."""
 
 _MEMORY = 256
+
+UNRELATED_HINTS = (
+    "Mention the weather.",
+    "Compare it to an animal.",
+    "Begin with a question.",
+    "Name a colour.",
+    "Write as if to a colleague.",
+    "Mention a month of the year.",
+    "Use the past tense.",
+    "Talk about a journey.",
+    "Mention a musical instrument.",
+    "Say where you read about it.",
+    "Include a number.",
+    "Speak of somebody's childhood.",
+)
+"""Where all hints of a run are one and the same, `random_hint` draws from these."""
 
 
 class HintControl:
@@ -60,8 +76,9 @@ class HintControl:
         return self._instead(hint, (words,) if words else ())
 
     def _stranger(self, hint: HintCandidates, prompt: Any, generator: random.Random) -> HintCandidates:
-        strangers = [texts for other, texts in self._memory if other != prompt]
-        return self._instead(hint, generator.choice(strangers) if strangers else ())
+        own = set(hint.texts)
+        strangers = [texts for other, texts in self._memory if other != prompt and own.isdisjoint(texts)]
+        return self._instead(hint, generator.choice(strangers or [(text,) for text in UNRELATED_HINTS]))
 
     def _instead(self, hint: HintCandidates, texts: tuple[str | None, ...]) -> HintCandidates:
         if not hint.texts:
