@@ -10,8 +10,9 @@ from ..types import Feedback
 from .hint_rows import HintCandidates
 
 CONTROLS = ("random_hint", "raw_next_state", "unhinted_teacher", "negative_advantage")
-"""`random_hint`: another hint, that was meant for another prompt. `raw_next_state`: the next state's own words as the hint.
-`unhinted_teacher`: the teacher does not see the hint. `negative_advantage`: every token of a hinted row gets `-C`.
+"""`random_hint`: another hint, that was meant for another prompt. `raw_next_state`: the next state's own words as the
+hint. `unhinted_teacher`: the teacher does not see the hint. `negative_advantage`: every token of a hinted row gets
+`-C`.
 
 Rows that had no usable hint stay out under each of them, so that the arms train on the same rows."""
 
