@@ -105,8 +105,8 @@ def _teacher(trainer: "OPDTrainer") -> str:
     if not trainer.teacher.same_weights_at_start:
         model = trainer.accelerator.unwrap_model(trainer.teacher.model)
         return _link(get_config_model_id(model.config)) or "another model, without a name"
-    now = "is at each step" if trainer.args.teacher == "live" else "was at the start"
-    return f"the model itself as it {now} (`{trainer.args.teacher}`)"
+    when = {"frozen": " as it was at the start", "live": " as it is at each step"}.get(trainer.args.teacher, "")
+    return f"the model itself{when} (`{trainer.args.teacher}`)"
 
 
 def _hints(trainer: "OPDTrainer") -> str:
