@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -333,6 +334,11 @@ class TestRows:
         trainer.processing_class.add_tokens([AddedToken("<|call|>", special=True), AddedToken("<think>")])
         assert {"<|call|>", "<|im_end|>"} <= trainer.special_tokens
         assert "<think>" not in trainer.special_tokens
+
+    def test_special_tokens_of_a_tokenizer_that_lists_none_as_added(self, tmp_path):
+        trainer = make_trainer(tmp_path)
+        trainer._tokenizer = SimpleNamespace(all_special_tokens=["<s>", "</s>"])
+        assert trainer.special_tokens == {"<s>", "</s>"}
 
     def test_half_an_emoji_in_hint_or_next_state(self, tmp_path):
         async def half(turn, row):
