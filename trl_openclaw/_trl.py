@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, is_peft_model
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import GRPOTrainer
 from trl.kernels import chunked_divergence, chunked_logprob
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
@@ -152,6 +152,11 @@ class SeamGRPOTrainer(GRPOTrainer):
     def uses_virtual_tokens(self) -> bool:
         """Whether the policy is a prompt-learning adapter, whose positions shift under padding."""
         return is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, also where the processing class is a processor around it."""
+        return self._tokenizer
 
     @property
     def pad_token_id(self) -> int:

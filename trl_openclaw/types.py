@@ -75,6 +75,13 @@ class Turn:
     session_id: str | None = None
 
     @property
+    def prompt_text(self) -> str:
+        """The text of all messages of the prompt."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        return "\n".join(message_text(message) for message in self.prompt)
+
+    @property
     def reply(self) -> str:
         """The text of the completion's assistant messages."""
         if isinstance(self.completion, str):

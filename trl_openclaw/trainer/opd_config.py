@@ -9,6 +9,7 @@ from trl import GRPOConfig
 
 from ..hints import DEFAULT_HINT_TEMPLATE, HintPlacement, check_hint_template
 from ..teachers import TEACHERS
+from .alarms import AlarmAction, parse_bands
 from .objective_fields import ObjectiveFields
 from .settings import Number
 
@@ -34,9 +35,13 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
 
     Args:
         teacher (`str`, *optional*, defaults to `"frozen"`):
-            Who re-scores the sampled tokens: `"frozen"` (the initial policy; with PEFT the adapter is switched off) or
-            `"live"` (the policy as it is now, which is known to drift and warns). A `teacher_model` passed to the
-            trainer, or `teacher_model_name_or_path`, takes its place.
+            Who re-scores the sampled tokens: `"frozen"` (the initial policy; with PEFT the adapter is switched off),
+            `"ema"` (a moving average of the policy), or `"live"` (the policy as it is now, which is known to drift and
+            warns). A `teacher_model` passed to the trainer, or `teacher_model_name_or_path`, takes its place.
+        teacher_ema_rate (`float`, *optional*, defaults to `0.05`):
+            How far the `"ema"` teacher moves towards the policy after each optimizer step; 1 is all the way.
+        teacher_ema_start (`int`, *optional*, defaults to `0`):
+            Optimizer steps that the `"ema"` teacher stays the initial policy.
         teacher_model_name_or_path (`str`, *optional*):
             An external teacher with the student's tokenizer.
         teacher_model_init_kwargs (`dict` or `str`, *optional*):
@@ -99,6 +104,13 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
             Share of turns, over all processes, whose feedback may fail before the batch counts as a failed one.
         judge_failure_patience (`int`, *optional*, defaults to `2`):
             Failed batches in a row after which all processes stop together.
+        alarms (`dict` or `str`, *optional*):
+            Bands that `length`, `entropy` and `truncation` of the sampled replies must stay in, such as
+            `{"length": [20, 400], "entropy": [0.3, null]}`; see [`~trl_openclaw.trainer.alarms.BandAlarm`].
+        alarm_action (`str`, *optional*, defaults to `"warn"`):
+            What happens outside of a band: `"warn"`, or `"stop"` to end the training.
+        alarm_patience (`int`, *optional*, defaults to `1`):
+            Logs in a row outside of a band before that happens.
 
     > [!NOTE]
     > Advantages are per token, so `off_policy_mask_threshold` masks single tokens instead of sequences, and
@@ -123,8 +135,11 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
         "feedback_concurrency": Number(whole=True, at_least=1),
         "judge_failure_limit": Number(above=0, at_most=1),
         "judge_failure_patience": Number(whole=True, at_least=1),
+        "alarm_patience": Number(whole=True, at_least=1),
+        "teacher_ema_rate": Number(above=0, at_most=1),
+        "teacher_ema_start": Number(whole=True, at_least=0),
     }
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_model_init_kwargs"]
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "teacher_model_init_kwargs", "alarms"]
 
     learning_rate: float = field(default=1e-5, metadata={"help": "The initial learning rate for AdamW."})
     epsilon_high: float | None = field(
@@ -139,7 +154,13 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
     )
     teacher: str = field(
         default="frozen",
-        metadata={"help": "Who re-scores the tokens: `frozen` (the initial policy) or `live` (the policy now)."},
+        metadata={"help": "Who re-scores the tokens: the policy as it was (`frozen`), its average (`ema`), or `live`."},
+    )
+    teacher_ema_rate: float = field(
+        default=0.05, metadata={"help": "How far the `ema` teacher moves towards the policy after each step."}
+    )
+    teacher_ema_start: int = field(
+        default=0, metadata={"help": "Steps that the `ema` teacher stays the initial policy."}
     )
     teacher_model_name_or_path: str | None = field(
         default=None, metadata={"help": "An external teacher with the student's tokenizer."}
@@ -180,6 +201,11 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
     judge_failure_patience: int = field(
         default=2, metadata={"help": "Failed batches in a row after which all processes stop together."}
     )
+    alarms: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Bands for `length`, `entropy` and `truncation`: `{name: [low, high]}`."}
+    )
+    alarm_action: str = field(default="warn", metadata={"help": "Outside of a band: `warn` or `stop`."})
+    alarm_patience: int = field(default=1, metadata={"help": "Logs in a row outside of a band before that happens."})
 
     def __post_init__(self):
         self._check_values()
@@ -203,6 +229,7 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
             ("teacher", tuple(TEACHERS)),
             ("hint_source", HINT_SOURCES),
             ("hint_placement", get_args(HintPlacement)),
+            ("alarm_action", get_args(AlarmAction)),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
@@ -210,6 +237,11 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
         for name, number in self._NUMBERS.items():
             number.check(name, getattr(self, name))
         self._check_objective()
+        parse_bands(self.alarms, "alarms")
+        if self.teacher != "ema" and (self.teacher_ema_rate, self.teacher_ema_start) != (0.05, 0):
+            raise ValueError(
+                f"`teacher_ema_rate` and `teacher_ema_start` need `teacher='ema'`, but `teacher={self.teacher!r}`."
+            )
         if not isinstance(self.self_test, bool):
             raise ValueError(f"`self_test` must be True or False, got {self.self_test!r}.")
         if not isinstance(self.teacher_model_name_or_path, str | None):

@@ -5,7 +5,8 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import torch
 from accelerate.logging import get_logger
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._trl import SeamGRPOTrainer, get_config_model_id
+from ..format_tokens import cap_format_tokens, format_token_ids
 from ..hints import clean_hint, insert_hint, without_special_tokens
 from ..judges.base import Judge
 from ..lm_head import LMHead, TokenStates
@@ -23,6 +25,7 @@ from ..rewards import HindsightReward
 from ..scoring import TokenScorer
 from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, Teacher
 from ..types import Feedback
+from .alarms import AlarmAction, BandAlarm, parse_bands
 from .build_teacher import TeacherModel, build_reference, build_teacher, choose_teacher_model
 from .controls import HintControl
 from .guard import FailureGuard, SilenceAlarm, check_services
@@ -39,7 +42,7 @@ from .inputs import (
 )
 from .model_card import write_model_card
 from .opd_config import ROW_MEAN_LOSSES, OPDConfig
-from .records import record_candidates, record_gap, record_lesson, record_token_losses
+from .records import record_candidates, record_gap, record_leakage, record_lesson, record_token_losses
 from .self_test import run_self_test
 from .teacher_pass import Lesson, TeacherPass
 
@@ -186,9 +189,13 @@ class OPDTrainer(SeamGRPOTrainer):
         if self.opd_weight:
             self.teacher = build_teacher(self, self.scorer, teacher_model, teacher_processing_class, initial)
             reference = build_reference(self, self.scorer, self.teacher, initial)
-            self._lessons = TeacherPass(self, self.scorer, self.teacher, self.objective, reference)
+            self._lessons = TeacherPass(
+                self, self.scorer, self.teacher, self.objective, reference, self._bound_gap_at_format_tokens
+            )
             check_objective(self, self.teacher, reference)
         self._control = HintControl(args.control, self._clean_hint)
+        if bands := parse_bands(args.alarms, "alarms"):
+            self.add_callback(BandAlarm(bands, cast(AlarmAction, args.alarm_action), args.alarm_patience))
         self._guard = FailureGuard(args.judge_failure_limit, args.judge_failure_patience)
         self._silence = SilenceAlarm()
         self._rollout: Rollout | None = None
@@ -289,6 +296,7 @@ class OPDTrainer(SeamGRPOTrainer):
             lesson = lessons(plain, rollout.completion_ids, candidates, batch["completion_ids"].size(1))
         self._teacher_head = lesson.teacher_head
         record_lesson(self, lesson)
+        record_leakage(self, lesson, self.feedback.last)
         return lesson
 
     def _hint_candidates(
@@ -367,6 +375,7 @@ class OPDTrainer(SeamGRPOTrainer):
             advantages = -(clip or 1.0) * mask.to(teacher.dtype)
         else:
             advantages = opd_advantages(teacher, old_per_token_logps, mask, clip, inputs.get("extrapolation"))
+            advantages = self._bound_gap_at_format_tokens(advantages, inputs["completion_ids"])
         return combine_advantages(rows, advantages, self.rl_weight, self.opd_weight)
 
     def token_losses(
@@ -381,6 +390,15 @@ class OPDTrainer(SeamGRPOTrainer):
         inputs["objective_losses"] = losses.detach()
         placed = torch.zeros(taught.shape, dtype=losses.dtype, device=losses.device)
         return placed.masked_scatter(taught, self.opd_weight * losses)
+
+    def _bound_gap_at_format_tokens(self, gap: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Gaps of the tokens `ids` with the tighter bound where a token is only markup."""
+        cap = self.args.format_gap_clip
+        return gap if cap is None else cap_format_tokens(gap, ids, self._format_tokens, cap)
+
+    @cached_property
+    def _format_tokens(self) -> torch.Tensor:
+        return format_token_ids(self.tokenizer).to(self.accelerator.device)
 
     def _taught(self, inputs: dict[str, Any]) -> torch.Tensor:
         """The tokens `(B, T)` that have a teacher and belong to the policy."""

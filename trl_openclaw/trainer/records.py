@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from .._trl import SeamGRPOTrainer
+from ..leakage import leakage_metrics
+from ..types import Feedback
 from .hint_rows import DROP_REASONS, HintCandidates
 from .teacher_pass import Lesson
 
@@ -37,6 +39,16 @@ def record_lesson(trainer: SeamGRPOTrainer, lesson: Lesson) -> None:
         rows = lesson.overlap.nanmean(dim=1).tolist()
         trainer.record_column("hint_candidates", lesson.candidates)
         trainer.record_column("hint_overlap", [None if math.isnan(value) else value for value in rows])
+
+
+def record_leakage(trainer: SeamGRPOTrainer, lesson: Lesson, feedback: Sequence[Feedback]) -> None:
+    """Log which share of the replies speaks of hints that the student was never shown."""
+    prompts = [row.turn.prompt_text for row in feedback]
+    found = leakage_metrics([row.turn.reply for row in feedback], [row.hint for row in lesson.rows], prompts)
+    sums = _sum(trainer, [number for values in found.values() for number in (sum(values), len(values))])
+    for name, total, count in zip(found, sums[::2], sums[1::2], strict=True):
+        if count:
+            trainer.record_metric(name, total / count)
 
 
 def record_gap(trainer: SeamGRPOTrainer, local: torch.Tensor) -> None:

@@ -1,6 +1,6 @@
 """The teacher's pass over a generation batch: hint candidates in, what the loss must know of the teacher out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,13 +88,15 @@ class TeacherPass:
         teacher: The teacher.
         objective: The objective, or `None` for the sampled token.
         reference: For G-OPD: scores the plain prompts.
+        bound_gap: Bounds the gaps `(P, k)` of the tokens `(P, k)` of a support, beyond what the objective does.
     """
 
     trainer: SeamGRPOTrainer
     scorer: TokenScorer
     teacher: Teacher
     objective: Objective | None
-    reference: Teacher | None = None
+    reference: Teacher | None
+    bound_gap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     @property
     def uses_student(self) -> bool:
@@ -189,6 +191,7 @@ class TeacherPass:
         if reference is not None:
             beyond = reference.states_at(at.student).log_probs_at(ids)
             target = target + extrapolation(target, beyond, self.trainer.args.reward_scale)
+        target = old + self.bound_gap(target - old, ids)
         inside = inside & old.isfinite() & target.isfinite()
         return {
             "support_ids": at.place(ids, 0),
