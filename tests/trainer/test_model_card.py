@@ -71,11 +71,16 @@ def test_quick_start_of_a_local_model_runs(make, model_dir, peft, capsys, monkey
 def test_local_model_is_called_by_its_folder(make, model_dir):
     card = card_of(make(model=model_dir))
     assert "# Model Card for tiny-llama-OPD\n" in card.text
-    assert "This is `tiny-llama`, trained with OPD on 8 prompts by trl-openclaw" in card.text
+    assert "a fine-tuned version of `tiny-llama`, trained with OPD on 8 prompts by trl-openclaw" in card.text
     assert "None" not in card.content
     assert model_dir not in card.content  # where it lies here concerns nobody
     assert card.data.base_model is None  # the Hub takes no folder for a name
     assert card.data.to_dict().keys() == {"library_name", "model_name", "tags"}
+
+
+def test_local_model_is_called_by_its_folder_from_the_same_place(make, model_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "version of `tiny-llama`, trained" in card_of(make(model="models/tiny-llama")).text
 
 
 def test_model_from_the_hub_is_linked(make):
@@ -118,7 +123,7 @@ def test_says_how_opd_trained(make):
     trainer.train()
     card = card_of(trainer)
     assert "Trained with OPD, a method of [OpenClaw-RL: Train Any Agent Simply by Talking](https" in card.text
-    assert setting(card, "advantage of a token") == "`1 * A`"
+    assert setting(card, "advantage of a token") == "`A`"
     assert "within plus and minus C = 1.5 nats" in setting(card, "A")
     assert setting(card, "teacher") == "the model itself as it was at the start (`frozen`)"
     assert "drawn by the judge" in setting(card, "hints")
@@ -138,7 +143,7 @@ def test_says_how_combine_trained(make):
     )
     card = card_of(trainer)
     assert "trained with Combine on" in card.text
-    assert setting(card, "advantage of a token") == "`0.5 * r + 1 * A`"
+    assert setting(card, "advantage of a token") == "`0.5 * r + A`"
     assert setting(card, "A").endswith("under the student")
     assert setting(card, "teacher") == "the model itself as it is at each step (`live`)"
     assert setting(card, "r") == "`<lambda>` + the judge's score"
@@ -151,7 +156,7 @@ def test_says_how_binary_rl_trained(make):
     trainer = make(CombineTrainer, config={"opd_weight": 0, "reward_baseline": "group"})
     card = card_of(trainer)
     assert "trained with Binary RL on" in card.text
-    assert setting(card, "advantage of a token") == "`1 * r`"
+    assert setting(card, "advantage of a token") == "`r`"
     assert setting(card, "r") == "the judge's score, relative to the group"
     assert not {"A", "teacher", "hints"} & set(settings(card))
 

@@ -53,7 +53,7 @@ def write_model_card(
     template = Template(resources.files(__package__).joinpath("model_card.md").read_text("utf-8"))
     card.text = template.substitute(
         title=title,
-        base=_link(base) if base else "a model without a name",
+        base=_model(base) or "a model without a name",
         method=method_name(trainer),
         data=_data(trainer, dataset_name),
         weights=_weights(trainer),
@@ -77,8 +77,9 @@ def method_name(trainer: "OPDTrainer") -> str:
 def _settings(trainer: "OPDTrainer") -> Iterator[tuple[str, str]]:
     """What the training depended on, as rows of a table."""
     args, distils, rewards = trainer.args, bool(trainer.opd_weight), bool(trainer.rl_weight)
-    terms = [f"{trainer.rl_weight:g} * r"] * rewards + [f"{trainer.opd_weight:g} * A"] * distils
-    yield "advantage of a token", f"`{' + '.join(terms)}`"
+    terms = [(trainer.rl_weight, "r")] * rewards + [(trainer.opd_weight, "A")] * distils
+    formula = " + ".join(term if weight == 1 else f"{weight:g} * {term}" for weight, term in terms)
+    yield "advantage of a token", f"`{formula}`"
     if distils:
         bound = "" if args.logp_gap_clip is None else f", within plus and minus C = {args.logp_gap_clip:g} nats"
         yield "A", f"log-prob of the token under the teacher minus that under the student{bound}"
@@ -104,7 +105,7 @@ def _teacher(trainer: "OPDTrainer") -> str:
         return _named(trainer.teacher)
     if not trainer.teacher.same_weights_at_start:
         model = trainer.accelerator.unwrap_model(trainer.teacher.model)
-        return _link(get_config_model_id(model.config)) or "another model, without a name"
+        return _model(get_config_model_id(model.config)) or "another model, without a name"
     when = {"frozen": " as it was at the start", "live": " as it is at each step"}.get(trainer.args.teacher, "")
     return f"the model itself{when} (`{trainer.args.teacher}`)"
 
@@ -129,7 +130,11 @@ def _data(trainer: "OPDTrainer", name: str | None) -> str:
     """What it was trained on: ` on 48 prompts of ...`."""
     rows = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else None
     prompts = "" if rows is None else f"{rows} prompts"
-    source = _link(name, "datasets/") if name else ""
+    source = ""
+    if name and _is_hub_id(name):
+        source = _hub_link(name, "datasets/")
+    elif name:
+        source = f"`{_name(name) if Path(name).is_absolute() else name}`"
     found = " of ".join(filter(None, [prompts, source]))
     return f" on {found}" if found else ""
 
@@ -167,13 +172,15 @@ def _name(path: str) -> str:
     return Path(path).name or Path(path).resolve().name
 
 
-def _link(name: str, kind: str = "") -> str:
-    """A link to the Hub, or the name of a folder; where it lies on this machine concerns nobody."""
+def _model(name: str) -> str:
+    """A link to the Hub, or the name of a folder: where it lies concerns nobody."""
     if not name:
         return ""
-    if _is_hub_id(name):
-        return f"[{name}](https://huggingface.co/{kind}{name})"
-    return f"`{_name(name) if Path(name).is_absolute() else name}`"
+    return _hub_link(name) if _is_hub_id(name) else f"`{_name(name)}`"
+
+
+def _hub_link(name: str, kind: str = "") -> str:
+    return f"[{name}](https://huggingface.co/{kind}{name})"
 
 
 def _named(part: Any) -> str:
