@@ -272,6 +272,12 @@ def test_log_probs_are_those_of_the_fused_head_under_autocast(in_float32, bias):
     assert all(map(torch.equal, inside, gradients(got, states.hidden, states.head)))
 
 
+def test_topk_in_float32_tells_apart_what_autocast_would_not():
+    head = LMHead(torch.tensor([[1.0], [1.001], [1.002]]))  # all 1 in bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert head.topk(torch.ones(1, 1), 3).tolist() == [[2, 1, 0]]
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_gradients_are_those_of_the_fused_head(family):
     model = small_model(family)

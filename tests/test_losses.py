@@ -247,6 +247,16 @@ def test_what_is_outside_the_support_changes_nothing(name, value):
     assert torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("name", SUPPORT_LOSSES)
+def test_only_the_current_policy_gets_a_gradient(name):
+    student, old, teacher, ids, mask = random_case()
+    old, teacher = old.requires_grad_(), teacher.requires_grad_()
+    SUPPORT_LOSSES[name](at(student, ids), at(old, ids), at(teacher, ids), mask).sum().backward()
+    assert student.grad.abs().sum() > 0
+    assert old.grad is None
+    assert teacher.grad is None
+
+
 @pytest.mark.parametrize("reward_scale", [0.5, 1.0, 2.0])
 def test_extrapolation_moves_the_optimum(reward_scale):
     """G-OPD's optimum is `log pi = lambda log pi_T + (1 - lambda) log pi_ref + const`, here by gradient ascent."""

@@ -8,7 +8,7 @@ import torch
 
 from trl_openclaw.lm_head import LMHead, TokenStates
 from trl_openclaw.losses import topk_reverse_kl, topk_surrogate
-from trl_openclaw.objectives import DIVERGENCES, OBJECTIVES, SAMPLED_TOKEN, Positions
+from trl_openclaw.objectives import DIVERGENCES, OBJECTIVES, SAMPLED_TOKEN, Positions, make_objective
 
 N, K, HIDDEN, VOCABULARY = 4, 3, 5, 8
 EVERY = [(name, divergence) for name in OBJECTIVES if name != SAMPLED_TOKEN for divergence in DIVERGENCES]
@@ -63,21 +63,22 @@ def random_positions(seed=0, teacher_bias=None):
 
 
 def needed(objective, positions):
-    """The positions as the trainer hands them over: only with what the objective says it uses."""
-    names = {name for name in positions.data if "support" in name} if objective.uses_support else set()
-    names |= {"teacher_hidden"} if objective.uses_teacher_states else set()
-    head = positions.teacher_head if objective.uses_teacher_states else None
-    return Positions(positions.student, {name: positions.data[name] for name in names}, head)
+    """The positions as the trainer hands them over: only with what the objective says it reads."""
+    data = {name: positions.data[name] for name in objective.inputs}
+    return Positions(positions.student, data, positions.teacher_head if objective.uses_teacher_states else None)
 
 
 def test_the_sampled_token_has_no_loss_of_its_own():
-    assert OBJECTIVES[SAMPLED_TOKEN] is None
+    assert make_objective(settings(opd_loss=SAMPLED_TOKEN)) is None
+    assert isinstance(make_objective(settings(opd_loss="topk_surrogate")), OBJECTIVES["topk_surrogate"])
 
 
 @pytest.mark.parametrize(("name", "divergence"), EVERY)
-def test_losses_per_position_from_what_the_objective_says_it_uses(name, divergence):
+def test_losses_per_position_from_what_the_objective_says_it_reads(name, divergence):
     positions = random_positions()
     objective = OBJECTIVES[name](settings(divergence=divergence))
+    assert objective.uses_support == ("support_ids" in objective.inputs)
+    assert objective.uses_teacher_states == ("teacher_hidden" in objective.inputs)
     losses = objective.token_losses(needed(objective, positions))
     assert losses.shape == (N,)
     gradient = torch.autograd.grad(losses[1], positions.student.hidden)[0]
