@@ -143,8 +143,7 @@ def test_demo_reports_before_and_after(launch, tiny_folder, tmp_path):
     assert len(re.findall(r"^    before: \[.*\n    after:  \[", done.stdout, re.MULTILINE)) == 4
     assert f"% before, 0% after {STEPS} steps" in done.stdout
     said = done.stdout + done.stderr
-    assert "\x1b" not in said
-    assert "Warning" not in said
+    assert [noise for noise in ("\x1b", "gradient_checkpointing` is deprecated", "pin_memory") if noise in said] == []
 
     assert (out / "model.safetensors").is_file()
     card = ModelCard.load(out / "README.md")
