@@ -4,6 +4,7 @@
 |---|---|---|
 | `frozen` | the initial policy: LoRA with the adapter off, full tuning with the initial weights | LoRA: no; full: yes |
 | `live` | the policy as it is now | no |
+| `ema` | the moving average of the policy: with LoRA of the adapter, with full tuning of all weights | as `frozen` |
 | external | another model with the student's vocabulary | yes |
 
 A teacher is anything with `score(rows) -> TeacherScores`. A new self-teacher is one file with a class that has
@@ -11,16 +12,18 @@ A teacher is anything with `score(rows) -> TeacherScores`. A new self-teacher is
 """
 
 from .base import SelfTeacher, Teacher, problem_with_scores
+from .ema import EMATeacher
 from .local import AdapterOffTeacher, ExternalTeacher, FrozenTeacher, LiveTeacher, LocalTeacher
 from .vocabulary import check_same_vocabulary
 from .weights import InitialWeights, load_beside, max_model_length
 
-TEACHERS: dict[str, type[SelfTeacher]] = {"frozen": FrozenTeacher, "live": LiveTeacher}
+TEACHERS: dict[str, type[SelfTeacher]] = {"frozen": FrozenTeacher, "live": LiveTeacher, "ema": EMATeacher}
 """Self-teachers by the name that `OPDConfig.teacher` takes."""
 
 __all__ = [
     "TEACHERS",
     "AdapterOffTeacher",
+    "EMATeacher",
     "ExternalTeacher",
     "FrozenTeacher",
     "InitialWeights",

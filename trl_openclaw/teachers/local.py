@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from accelerate.utils import is_peft_model
 from torch import nn
 
-from .._trl import SeamGRPOTrainer, get_config_model_id, prepare_scoring_model, use_adapter
+from .._trl import SeamGRPOTrainer
 from ..scoring import TeacherRow, TeacherScores, TokenScorer
-from .weights import InitialWeights, keep_initial_adapter, load_beside, max_model_length
+from .weights import InitialWeights, adapter_switched, keep_initial_adapter, max_model_length
 
 
 class LocalTeacher:
@@ -32,14 +32,21 @@ class LocalTeacher:
         self.scorer = scorer
         self.max_length = max_length
 
-    def score(self, rows: Sequence[TeacherRow]) -> TeacherScores:
+    def score(self, rows: Sequence[TeacherRow], *, topk: int = 0, keep_states: bool = False) -> TeacherScores:
         """Score `rows`; see `TokenScorer.score`."""
         with self.weights():
-            return self.scorer.score(self.model, rows)
+            return self.scorer.score(self.model, rows, topk=topk, keep_states=keep_states)
 
     def weights(self) -> AbstractContextManager:
         """Switches the model to the teacher's weights while it scores."""
         return nullcontext()
+
+    def left_out(self) -> AbstractContextManager:
+        """While it lasts, saving the policy leaves out what the teacher keeps inside the policy's model."""
+        return nullcontext()
+
+    def restore(self, checkpoint: str) -> None:
+        """Go on from what was saved in a checkpoint's folder; nothing for weights that do not move."""
 
 
 class ExternalTeacher(LocalTeacher):
@@ -91,7 +98,7 @@ class AdapterOffTeacher(PolicyTeacher):
     def weights(self) -> AbstractContextManager:
         """The initial adapter where there is one, else none."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        return use_adapter(model, "ref" if "ref" in model.peft_config else None)
+        return adapter_switched(model, "ref" if "ref" in model.peft_config else None)
 
 
 class FrozenTeacher(LocalTeacher):
@@ -113,8 +120,5 @@ class FrozenTeacher(LocalTeacher):
         if trainer.ref_model is not None and not trainer.args.sync_ref_model:
             model = trainer.ref_model
         else:
-            copy = initial.copy
-            if copy is None:
-                copy = load_beside(trainer, get_config_model_id(trainer.model.config))
-            model = prepare_scoring_model(copy, trainer)
+            model = initial.second_model(trainer)
         return cls(model, scorer, max_length=max_model_length(trainer.model))
