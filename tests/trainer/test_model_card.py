@@ -152,6 +152,27 @@ def test_says_how_combine_trained(make):
     assert "combine" in card.data.tags
 
 
+def test_says_which_objective_trained(make):
+    config = {"opd_loss": "topk_surrogate", "topk": 2, "reward_scale": 1.5, "opd_reference": "unhinted_teacher"}
+    card = card_of(make(CombineTrainer, config={**config, "opd_weight": 0.5, "control": "random_hint"}))
+    assert setting(card, "advantage of a token") == "`r`"
+    assert setting(card, "distillation loss") == (
+        "`topk_surrogate`: the student's best 2 tokens at each position, within plus and minus C = 1 nats, times 0.5"
+    )
+    assert setting(card, "beyond the teacher") == "lambda 1.5, seen from `unhinted_teacher`"
+    assert setting(card, "control arm") == "`random_hint`"
+    assert "`sequence` of at most 3" in setting(card, "hints")
+    card = card_of(make(config={"opd_loss": "full_divergence", "divergence": "jsd"}))
+    assert setting(card, "distillation loss") == "`full_divergence`: jsd (beta 0.5) over the whole vocabulary"
+    assert {"advantage of a token", "A", "beyond the teacher", "control arm"}.isdisjoint(settings(card))
+
+
+def test_an_average_stays_the_model_itself_after_it_has_moved(make):
+    trainer = make(config={"teacher": "ema", "teacher_ema_rate": 0.1})
+    trainer.train()
+    assert setting(card_of(trainer), "teacher") == "the model itself as its moving average, rate 0.1 (`ema`)"
+
+
 def test_says_how_binary_rl_trained(make):
     trainer = make(CombineTrainer, config={"opd_weight": 0, "reward_baseline": "group"})
     card = card_of(trainer)

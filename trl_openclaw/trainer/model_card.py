@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from .._trl import get_config_model_id
-from ..teachers import LocalTeacher
+from ..teachers import ExternalTeacher, LocalTeacher
 
 if TYPE_CHECKING:
     from .opd_trainer import OPDTrainer
@@ -77,12 +77,21 @@ def method_name(trainer: "OPDTrainer") -> str:
 def _settings(trainer: "OPDTrainer") -> Iterator[tuple[str, str]]:
     """What the training depended on, as rows of a table."""
     args, distils, rewards = trainer.args, bool(trainer.opd_weight), bool(trainer.rl_weight)
-    terms = [(trainer.rl_weight, "r")] * rewards + [(trainer.opd_weight, "A")] * distils
-    formula = " + ".join(term if weight == 1 else f"{weight:g} * {term}" for weight, term in terms)
-    yield "advantage of a token", f"`{formula}`"
+    in_advantage = distils and trainer.objective is None
+    terms = [(trainer.rl_weight, "r")] * rewards + [(trainer.opd_weight, "A")] * in_advantage
+    if terms:
+        formula = " + ".join(term if weight == 1 else f"{weight:g} * {term}" for weight, term in terms)
+        yield "advantage of a token", f"`{formula}`"
+    if in_advantage:
+        yield "A", f"log-prob of the token under the teacher minus that under the student{_bound(args)}"
+    elif distils:
+        weight = "" if trainer.opd_weight == 1 else f", times {trainer.opd_weight:g}"
+        yield "distillation loss", f"`{args.opd_loss}`: {_objective(args)}{weight}"
     if distils:
-        bound = "" if args.logp_gap_clip is None else f", within plus and minus C = {args.logp_gap_clip:g} nats"
-        yield "A", f"log-prob of the token under the teacher minus that under the student{bound}"
+        if args.reward_scale != 1:
+            yield "beyond the teacher", f"lambda {args.reward_scale:g}, seen from `{args.opd_reference or 'initial'}`"
+        if args.control is not None:
+            yield "control arm", f"`{args.control}`"
         yield "teacher", _teacher(trainer)
         yield "hints", _hints(trainer)
     if rewards:
@@ -100,19 +109,38 @@ def _settings(trainer: "OPDTrainer") -> Iterator[tuple[str, str]]:
     yield "seed", str(args.seed)
 
 
+def _bound(args: Any) -> str:
+    return "" if args.logp_gap_clip is None else f", within plus and minus C = {args.logp_gap_clip:g} nats"
+
+
+def _objective(args: Any) -> str:
+    """What an objective compares, in words."""
+    if args.opd_loss == "full_divergence":
+        beta = f" (beta {args.jsd_beta:g})" if args.divergence == "jsd" else ""
+        return f"{args.divergence}{beta} over the whole vocabulary"
+    whose = {"student": "the student's", "teacher": "the teacher's", "overlap": "the overlap of both models'"}
+    bound = _bound(args) if args.opd_loss == "topk_surrogate" else ""
+    return f"{whose[args.topk_support]} best {args.topk} tokens at each position{bound}"
+
+
 def _teacher(trainer: "OPDTrainer") -> str:
     if not isinstance(trainer.teacher, LocalTeacher):
         return _named(trainer.teacher)
-    if not trainer.teacher.same_weights_at_start:
+    if isinstance(trainer.teacher, ExternalTeacher):
         model = trainer.accelerator.unwrap_model(trainer.teacher.model)
         return _model(get_config_model_id(model.config)) or "another model, without a name"
-    when = {"frozen": " as it was at the start", "live": " as it is at each step"}.get(trainer.args.teacher, "")
+    when = {
+        "frozen": " as it was at the start",
+        "ema": f" as its moving average, rate {trainer.args.teacher_ema_rate:g}",
+        "live": " as it is at each step",
+    }.get(trainer.args.teacher, "")
     return f"the model itself{when} (`{trainer.args.teacher}`)"
 
 
 def _hints(trainer: "OPDTrainer") -> str:
+    chosen = f"`{trainer.args.hint_selection}` of at most {trainer.args.max_hints}"
     return {
-        "judge": "drawn by the judge from what followed a reply, and shown to the teacher alone",
+        "judge": f"drawn by the judge from what followed a reply, and shown to the teacher alone ({chosen})",
         "privileged_context": "the dataset column `privileged_context`, shown to the teacher alone (OPCD)",
         "none": "none (classic on-policy distillation)",
     }[trainer.hint_source]
