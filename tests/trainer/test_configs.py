@@ -21,7 +21,7 @@ def build(tmp_path, config_class=CombineConfig, **settings):
         ({"importance_sampling_level": "sequence"}, "Use `importance_sampling_level='token'`"),
         ({"loss_type": "vespo"}, "destroys token-level credit. Use `loss_type='dapo'`"),
         ({"use_liger_kernel": True}, "use_kernels"),
-        ({"teacher": "emma"}, "`teacher` must be one of frozen, live, got 'emma'"),
+        ({"teacher": "emma"}, "`teacher` must be one of frozen, live, ema, got 'emma'"),
         ({"hint_source": "oracle"}, "`hint_source` must be one of auto, judge, privileged_context, none"),
         ({"hint_placement": "assistant"}, "`hint_placement` must be one of user, system"),
         ({"hint_template": "no place for it"}, "{hint}"),
