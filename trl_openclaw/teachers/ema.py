@@ -16,7 +16,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from .._trl import SeamGRPOTrainer
 from ..scoring import TokenScorer
 from .local import LocalTeacher
-from .weights import InitialWeights, adapter_switched, keep_initial_adapter, max_model_length
+from .weights import InitialWeights, adapter_switched, keep_initial_adapter, max_model_length, trained_outside
 
 ADAPTER = "teacher"
 """The name of the averaged adapter beside the one in training."""
@@ -216,7 +216,7 @@ def check_adapter(model: Any, use_vllm: bool) -> None:
     active = model.active_adapter
     config = model.peft_config[active]
     kind = str(getattr(config.peft_type, "value", config.peft_type))
-    outside = [name for name, p in model.named_parameters() if p.requires_grad and active not in name.split(".")]
+    outside = trained_outside(model)
     problem = None
     if kind not in AVERAGED_ADAPTERS:
         problem = f"averages adapters of the types {', '.join(AVERAGED_ADAPTERS)}, not {kind}"
@@ -227,7 +227,7 @@ def check_adapter(model: Any, use_vllm: bool) -> None:
         )
     elif outside:
         problem = (
-            f"averages the adapter, but `{outside[0]}` is trained outside of it (`bias`, or weights that were made "
+            f"averages the adapter, but `{outside}` is trained outside of it (`bias`, or weights that were made "
             "trainable by hand), so the teacher would share it with the student"
         )
     elif use_vllm and getattr(config, "modules_to_save", None):

@@ -9,7 +9,7 @@ from torch import nn
 
 from .._trl import SeamGRPOTrainer
 from ..scoring import TeacherRow, TeacherScores, TokenScorer
-from .weights import InitialWeights, adapter_switched, keep_initial_adapter, max_model_length
+from .weights import InitialWeights, adapter_switched, keep_initial_adapter, max_model_length, trained_outside
 
 
 class LocalTeacher:
@@ -112,8 +112,17 @@ class FrozenTeacher(LocalTeacher):
 
         PEFT: the policy with its adapter off. Full tuning: TRL's reference model when `beta` needs one anyway, the
         copy that was made of a model in memory, or the policy's checkpoint loaded again.
+
+        Raises:
+            ValueError: If PEFT training changes weights that stay when the adapter is off.
         """
         if is_peft_model(trainer.model):
+            outside = trained_outside(trainer.model)
+            if outside is not None:
+                raise ValueError(
+                    f"A frozen teacher is the policy with its adapter off, but `{outside}` is trained outside of the "
+                    "adapter and would change it. Train without `bias`, or with `teacher='live'`."
+                )
             if not initial.fresh_adapter:
                 keep_initial_adapter(trainer.model)
             return AdapterOffTeacher(trainer, scorer)

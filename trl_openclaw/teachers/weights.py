@@ -30,12 +30,14 @@ class InitialWeights:
         """Look at the policy before TRL's set-up, and copy it if the teacher cannot be had more cheaply.
 
         A path is loaded again, PEFT needs no second model, and a frozen teacher shares TRL's reference model (`beta`).
+        So does the initial policy as the reference of G-OPD, whoever the teacher is.
 
         Raises:
             ValueError: If the policy is a model in memory that is already spread over processes.
         """
-        shared = args.teacher == "frozen" and args.beta != 0.0 and not args.sync_ref_model
-        copied = args.teacher in ("frozen", "ema") and not shared
+        shared = args.beta != 0.0 and not args.sync_ref_model
+        stays = args.teacher == "frozen" or args.uses_initial_reference
+        copied = args.teacher == "ema" or (stays and not shared)
         fresh = peft_config is not None
         if not copied or isinstance(model, str) or fresh or is_peft_model(model):
             return cls(fresh_adapter=fresh)
@@ -147,6 +149,13 @@ def _renamed(name: str, old: str, new: str, known: dict[str, torch.Tensor]) -> s
     parts = name.split(".")
     candidates = (".".join([*parts[:i], new, *parts[i + 1 :]]) for i, part in enumerate(parts) if part == old)
     return next((candidate for candidate in candidates if candidate in known), None)
+
+
+def trained_outside(model: Any) -> str | None:
+    """A parameter that is trained although no adapter holds it, such as a bias; `None` where there is none."""
+    active = model.active_adapter
+    names = (name for name, p in model.named_parameters() if p.requires_grad and active not in name.split("."))
+    return next(names, None)
 
 
 def max_model_length(model: nn.Module) -> int | None:

@@ -1,0 +1,61 @@
+"""Where a second model's weights come from, and what may not change behind a frozen teacher's back."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from tiny import tiny_llama
+from trainer_harness import SETTINGS, make_trainer
+
+from trl_openclaw import OPDConfig
+from trl_openclaw.teachers import InitialWeights
+
+
+def initial_weights(tmp_path, *, self_teacher=True, **config):
+    trainer = make_trainer(tmp_path, config={"self_test": False})
+    args = type(trainer.args)(
+        output_dir=str(tmp_path), **{"report_to": "none", "use_cpu": True, "bf16": False, **config}
+    )
+    return InitialWeights.before_training(trainer.model, args, None, self_teacher=self_teacher)
+
+
+@pytest.mark.parametrize(
+    ("settings", "copied"),
+    [
+        ({}, True),
+        ({"beta": 0.1}, False),  # shares TRL's reference model
+        ({"beta": 0.1, "sync_ref_model": True}, True),
+        ({"teacher": "ema"}, True),
+        ({"teacher": "ema", "beta": 0.1}, True),  # a teacher that moves shares nothing
+        ({"teacher": "live"}, False),
+        ({"teacher": "live", "reward_scale": 1.5}, True),  # the reference is the initial policy
+        ({"teacher": "live", "reward_scale": 1.5, "beta": 0.1}, False),
+        ({"teacher": "live", "reward_scale": 1.5, "opd_reference": "unhinted_teacher"}, False),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:`teacher='live'`")
+def test_model_in_memory_is_copied_only_where_something_needs_it(tmp_path, settings, copied):
+    assert (initial_weights(tmp_path, **settings).copy is not None) == copied
+
+
+def test_external_teacher_needs_no_copy_but_its_reference_does(tmp_path):
+    assert initial_weights(tmp_path, self_teacher=False).copy is None
+    assert initial_weights(tmp_path, self_teacher=False, reward_scale=1.5).copy is not None
+
+
+@pytest.mark.filterwarnings("ignore:`teacher='live'`")
+def test_initial_reference_beside_a_live_teacher_is_the_policy_before_training(tmp_path):
+    trainer = make_trainer(tmp_path, config={"teacher": "live", "reward_scale": 1.5, "max_steps": 2})
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    reference = trainer._lessons.reference
+    trainer.train()
+    assert any((a != b).any() for a, b in zip(before, trainer.model.parameters(), strict=True))
+    for kept, was in zip(reference.model.parameters(), before, strict=True):
+        torch.testing.assert_close(kept, was)
+
+
+def test_bias_beside_an_adapter_is_refused_since_it_stays_when_the_adapter_is_off(tmp_path):
+    model = tiny_llama(attention_bias=True)
+    adapter = LoraConfig(r=2, target_modules=["q_proj"], bias="all")
+    with pytest.raises(ValueError, match=r"frozen teacher.*bias.*outside of the adapter"):
+        make_trainer(tmp_path, model=model, peft_config=adapter)
