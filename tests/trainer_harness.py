@@ -42,6 +42,15 @@ def judge_that(score: int | None = -1, hint: str | None = "Be brief."):
     return judge
 
 
+def judge_with_hints(*hints: str):
+    """A judge that always has these hint candidates."""
+
+    async def judge(turn):
+        return Verdict.from_votes([Vote(score=-1, hint=hint) for hint in hints])
+
+    return judge
+
+
 def alternating_judge(*votes: Vote):
     """A judge that gives these votes in turn."""
     calls = iter(range(1 << 30))
@@ -105,6 +114,28 @@ class ScriptedTeacher:
         for i, row in enumerate(rows):
             found[i, : len(row.completion_ids)] = torch.as_tensor(self.logps(row), dtype=torch.float32)
         return TeacherScores(found, found.isfinite())
+
+
+def record_gradients(trainer) -> list[dict]:
+    """Records loss and gradients of every micro-step, before the optimizer takes them."""
+    seen = []
+    step = trainer.training_step
+
+    def recording(*args, **kwargs):
+        loss = step(*args, **kwargs)
+        gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
+        seen.append({"loss": loss.item(), "gradients": gradients})
+        return loss
+
+    trainer.training_step = recording
+    return seen
+
+
+def rollout_by_prompt(prompts, trainer):
+    """A `rollout_func` whose completions depend on the prompt alone: no chance, whoever samples and how often."""
+    ids = trainer.tokenize_prompts(prompts)
+    found = [[65 + len(row) % 26] * (len(row) % 5 + 1) + [256] for row in ids]
+    return {"prompt_ids": ids, "completion_ids": found, "logprobs": [[-1.0] * len(row) for row in found]}
 
 
 def batches_of(trainer) -> list[dict]:

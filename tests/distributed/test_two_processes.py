@@ -92,10 +92,24 @@ def test_an_alarm_stops_all_ranks_after_the_same_step(tmp_path):
         assert value is None or first["log"][0][metric] == value
 
 
-def test_two_processes_train_like_one(tmp_path):
+@pytest.mark.parametrize("loss", ["topk_surrogate", "full_divergence"])
+def test_an_objective_waits_for_no_rank_without_hints(tmp_path, loss):
+    first, second = launch(f"{loss} one rank without hints", tmp_path)
+    assert first["error"] is None
+    assert second["error"] is None
+    assert first["teacher_forwards"] == second["teacher_forwards"]
+    assert all(first["losses"])
+    assert second["losses"] == [0.0, 0.0]
+    assert first["weights"] == pytest.approx(second["weights"], rel=1e-12)
+    assert first["log"][0]["opd/loss"] == second["log"][0]["opd/loss"] != 0
+
+
+@pytest.mark.parametrize("scenario", ["by prompt", "topk_surrogate by prompt", "full_divergence by prompt"])
+def test_two_processes_train_like_one(tmp_path, scenario):
     """The same global batch gives the same loss, and the same weights after two steps."""
-    one = launch("by prompt", tmp_path / "one", processes=1)[0]
-    first, second = launch("by prompt", tmp_path / "two")
+    one = launch(scenario, tmp_path / "one", processes=1)[0]
+    first, second = launch(scenario, tmp_path / "two")
+    assert first["error"] is None
     assert 0 < one["num_items"][0] < 8 * 6  # some rows have no hint
     assert first["num_items"] == second["num_items"] == one["num_items"]
     for a, b, whole in zip(first["losses"], second["losses"], one["losses"], strict=True):

@@ -10,7 +10,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from datasets import IterableDataset
 from tiny import tiny_llama
-from trainer_harness import ScriptedTeacher, always_replies, batches_of, judge_that, make_trainer
+from trainer_harness import (
+    ScriptedTeacher,
+    always_replies,
+    batches_of,
+    judge_that,
+    make_trainer,
+    rollout_by_prompt,
+)
 
 from trl_openclaw import CombineTrainer, LLMJudge, OPDTrainer, Verdict, Vote
 from trl_openclaw.errors import OpenClawError
@@ -50,17 +57,17 @@ def uneven_rollout(prompts, trainer):
     return {"prompt_ids": ids, "completion_ids": found, "logprobs": [[-1.0] * len(row) for row in found]}
 
 
-def rollout_by_prompt(prompts, trainer):
-    """Completions that depend on the prompt alone, not on who samples."""
-    ids = trainer.tokenize_prompts(prompts)
-    found = [[65 + len(row) % 26] * (len(row) % 5 + 1) + [256] for row in ids]
-    return {"prompt_ids": ids, "completion_ids": found, "logprobs": [[-1.0] * len(row) for row in found]}
-
-
 async def judge_by_prompt(turn):
     """A hint for every other length of prompt."""
     hinted = len(turn.prompt[0]["content"]) // 2 % 2
     return Verdict.from_votes([Vote(score=-1, hint="Be brief." if hinted else None)])
+
+
+async def three_hints_by_prompt(turn):
+    """Three candidates for every other length of prompt."""
+    hinted = len(turn.prompt[0]["content"]) // 2 % 2
+    hints = ("Be brief.", "Say it kindly.", "Use numbers.") if hinted else (None,)
+    return Verdict.from_votes([Vote(score=-1, hint=hint) for hint in hints])
 
 
 def teacher_broken_on_rank_one(row):
@@ -98,6 +105,14 @@ SCENARIOS = {
         "callbacks": [BandAlarm({"length": (4, 5), "entropy": (100, None), "truncation": (0, 0)}, "stop")],
     },
     "lora": {"judge": judge_of_rank_zero, "lora": True},
+    **{
+        f"{loss} {name}": {**options, "config": {"opd_loss": loss}}
+        for loss in ("topk_surrogate", "full_divergence")
+        for name, options in (
+            ("by prompt", {"judge": three_hints_by_prompt, "rollout_func": rollout_by_prompt}),
+            ("one rank without hints", {"judge": judge_of_rank_zero}),
+        )
+    },
 }
 
 
@@ -114,7 +129,13 @@ def main(scenario: str, folder: str) -> None:
         model=tiny_llama(),
         next_state=always_replies,
         # The same global batch whatever the number of processes.
-        config={"max_steps": 2, "per_device_train_batch_size": 8 // world, "feedback_timeout": 60.0, "seed": 3},
+        config={
+            "max_steps": 2,
+            "per_device_train_batch_size": 8 // world,
+            "feedback_timeout": 60.0,
+            "seed": 3,
+            **options.pop("config", {}),
+        },
         **options,
     )
     batches = batches_of(trainer)

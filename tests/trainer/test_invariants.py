@@ -12,6 +12,7 @@ from trainer_harness import (
     make_trainer,
     moved,
     prompts,
+    record_gradients,
     snapshot,
 )
 from trl.trainer.utils import add_fused_lm_head
@@ -23,20 +24,6 @@ from trl_openclaw.trainer.hint_rows import HintCandidates
 
 BLANK = "  "
 HINT, NO_HINT = Vote(score=-1, hint="Be brief."), Vote(score=-1)
-
-
-def record_gradients(trainer) -> list[dict]:
-    seen = []
-    step = trainer.training_step
-
-    def recording(*args, **kwargs):
-        loss = step(*args, **kwargs)
-        gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
-        seen.append({"loss": loss.item(), "gradients": gradients})
-        return loss
-
-    trainer.training_step = recording
-    return seen
 
 
 class TestTokenIdentity:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from accelerate import Accelerator
+from torch.nn import functional as F
 
 from ..errors import TeacherError
 from ..scoring import TeacherRow, TeacherScores
@@ -42,4 +44,19 @@ def ask_teacher(teacher: Teacher, rows: Sequence[TeacherRow], accelerator: Accel
     except TeacherError as error:
         raise error from cause
     assert scores is not None
-    return scores
+    return _in_full(scores, rows, accelerator.device, wanted.get("topk", 0))
+
+
+def _in_full(scores: TeacherScores, rows: Sequence[TeacherRow], device: torch.device, topk: int) -> TeacherScores:
+    """The answer as a teacher of this package gives it: as wide as the longest completion, in float32, on `device`."""
+    width = max((len(row.completion_ids) for row in rows), default=0)
+    if not rows:  # its shape was not checked, and is nobody's business
+        logps, ids = torch.empty(0, 0), torch.empty((0, 0, topk), dtype=torch.long)
+        return TeacherScores(logps.to(device), logps.bool().to(device), ids.to(device))
+    missing = width - scores.mask.size(1)
+    ids = scores.topk_ids if topk else None
+    return TeacherScores(
+        F.pad(scores.per_token_logps.float(), (0, missing), value=float("nan")).to(device),
+        F.pad(scores.mask, (0, missing)).to(device),
+        None if ids is None else F.pad(ids, (0, 0, 0, missing)).to(device),
+    )

@@ -89,13 +89,12 @@ def build_reference(
         VocabularyMismatchError: If another model is the reference and has another vocabulary.
     """
     args = trainer.args
-    reference = args.opd_reference or "initial"
     if args.reward_scale == 1:
         return None
-    if reference == "unhinted_teacher":
+    if args.opd_reference == "unhinted_teacher":
         return teacher
-    if reference != "initial":
-        return _external(trainer, scorer, reference, None)
+    if not args.uses_initial_reference:
+        return _external(trainer, scorer, args.opd_reference, None)
     is_initial = isinstance(teacher, LocalTeacher) and teacher.same_weights_at_start and args.teacher == "frozen"
     return teacher if is_initial else FrozenTeacher.build(trainer, scorer, initial)
 

@@ -4,7 +4,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..types import Feedback
 from .hint_rows import HintCandidates
@@ -15,6 +15,8 @@ hint. `unhinted_teacher`: the teacher does not see the hint. `negative_advantage
 `-C`.
 
 Rows that had no usable hint stay out under each of them, so that the arms train on the same rows."""
+
+Texts: TypeAlias = tuple[str | None, ...]
 
 _MEMORY = 256
 
@@ -47,7 +49,7 @@ class HintControl:
         self.name = name
         self.clean = clean
         # A batch may hold one prompt only, so hints for other prompts come from the batches before, too.
-        self._memory: deque[tuple[Any, tuple[str | None, ...]]] = deque(maxlen=_MEMORY)
+        self._memory: deque[tuple[Any, Texts]] = deque(maxlen=_MEMORY)
 
     def __call__(
         self,
@@ -55,6 +57,8 @@ class HintControl:
         prompts: Sequence[Any],
         feedback: Sequence[Feedback],
         generator: random.Random,
+        *,
+        remember: bool = True,
     ) -> list[HintCandidates]:
         """The hints of the arm.
 
@@ -63,12 +67,16 @@ class HintControl:
             prompts: The rows' prompts.
             feedback: The rows' feedback, for the next state's words.
             generator: Draws random hints.
+            remember: Whether later batches may draw from this one; not from an evaluation's, which must change nothing.
         """
         if self.name == "raw_next_state":
             return [self._next_state(hint, row) for hint, row in zip(hints, feedback, strict=True)]
         if self.name == "random_hint":
-            self._memory.extend((prompt, hint.texts) for prompt, hint in zip(prompts, hints, strict=True) if hint.texts)
-            return [self._stranger(hint, prompt, generator) for hint, prompt in zip(hints, prompts, strict=True)]
+            found = [(prompt, hint.texts) for prompt, hint in zip(prompts, hints, strict=True) if hint.texts]
+            known = [*self._memory, *found]
+            if remember:
+                self._memory.extend(found)
+            return [self._stranger(hint, prompt, known, generator) for hint, prompt in zip(hints, prompts, strict=True)]
         return list(hints)
 
     def _next_state(self, hint: HintCandidates, feedback: Feedback) -> HintCandidates:
@@ -76,9 +84,11 @@ class HintControl:
         words = self.clean(state.text) if state is not None else None
         return self._instead(hint, (words,) if words else ())
 
-    def _stranger(self, hint: HintCandidates, prompt: Any, generator: random.Random) -> HintCandidates:
+    def _stranger(
+        self, hint: HintCandidates, prompt: Any, known: Sequence[tuple[Any, Texts]], generator: random.Random
+    ) -> HintCandidates:
         own = set(hint.texts)
-        strangers = [texts for other, texts in self._memory if other != prompt and own.isdisjoint(texts)]
+        strangers = [texts for other, texts in known if other != prompt and own.isdisjoint(texts)]
         return self._instead(hint, generator.choice(strangers or [(text,) for text in UNRELATED_HINTS]))
 
     def _instead(self, hint: HintCandidates, texts: tuple[str | None, ...]) -> HintCandidates:

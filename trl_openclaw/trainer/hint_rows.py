@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import HintError
@@ -72,14 +72,6 @@ def find_hints(
     return HintCandidates((), missing, bool(found), changed)
 
 
-def shortlist(hints: HintCandidates, rule: str, limit: int, generator: random.Random) -> HintCandidates:
-    """The candidates that a teacher has to score: one where a rule of texts decides, else at most `limit`."""
-    texts = hints.texts[:limit]
-    if len(texts) > 1 and rule in TEXT_RULES:
-        texts = (texts[TEXT_RULES[rule]([text or "" for text in texts], generator)],)
-    return replace(hints, texts=texts)
-
-
 @dataclass(frozen=True)
 class HintedRow:
     """One row as the teacher may see it.
@@ -134,3 +126,11 @@ def render_candidates(
                 drop = drops[i] or ("too_long" if too_long else None)
                 rendered[i].append(HintedRow(drop=drop) if drop else HintedRow(chosen[i], list(ids[i])))
     return rendered
+
+
+def shortlist(candidates: Sequence[HintedRow], rule: str, generator: random.Random) -> list[HintedRow]:
+    """The candidates that a teacher has to score: of those that fit, one where a rule of texts decides."""
+    fitting = [row for row in candidates if row.prompt_ids is not None]
+    if len(fitting) > 1 and rule in TEXT_RULES:
+        return [fitting[TEXT_RULES[rule]([row.hint or "" for row in fitting], generator)]]
+    return list(candidates)

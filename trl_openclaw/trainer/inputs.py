@@ -157,9 +157,12 @@ def check_objective(trainer: SeamGRPOTrainer, teacher: Teacher, reference: Teach
             teacher that is not in this process.
     """
     args = trainer.args
-    vocabulary = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config().vocab_size
+    vocabulary = shared_vocabulary(trainer, teacher, reference)
     if args.topk > vocabulary:
-        raise ValueError(f"`topk={args.topk}` is more than the vocabulary's {vocabulary:,} tokens.")
+        raise ValueError(
+            f"`topk={args.topk}` is more than the vocabulary's {vocabulary:,} tokens. Use a smaller `topk`, or "
+            "`opd_loss='full_divergence'` for all tokens."
+        )
     if args.opd_loss != SAMPLED_TOKEN:
         for name, other in (("teacher", teacher), ("reference", reference)):
             if other is not None and not isinstance(other, LocalTeacher):
@@ -168,6 +171,43 @@ def check_objective(trainer: SeamGRPOTrainer, teacher: Teacher, reference: Teach
                     f"hidden states are at hand, but `{type(other).__name__}` only scores. Use "
                     "`opd_loss='sampled_token'`, or a model in this process."
                 )
+    if args.opd_loss == "full_divergence" and vocabulary < shared_vocabulary(trainer):
+        raise ValueError(
+            f"`opd_loss='full_divergence'` compares all {shared_vocabulary(trainer):,} tokens that the policy's head "
+            f"has, but the teacher's has {vocabulary:,}. Use an objective over k tokens."
+        )
+
+
+def shared_vocabulary(trainer: SeamGRPOTrainer, *others: Teacher | None) -> int:
+    """How many tokens the heads of the policy, and of other models in this process, have in common."""
+    models = [trainer.model, *(other.model for other in others if isinstance(other, LocalTeacher))]
+    return min(trainer.accelerator.unwrap_model(model).config.get_text_config().vocab_size for model in models)
+
+
+def check_control(trainer: Any, train_dataset: Any) -> None:
+    """Refuse settings about hints where there are none.
+
+    Raises:
+        ValueError: If a control arm, or the reference of G-OPD, would change nothing, or has nothing to draw from.
+    """
+    args, unhinted = trainer.args, trainer.hint_source == "none"
+    if unhinted and args.control in ("random_hint", "raw_next_state", "unhinted_teacher"):
+        raise ValueError(
+            f"`control={args.control!r}` replaces hints, but there are none (`hint_source='none'`). Use a `judge` or a "
+            "column `privileged_context`, or leave `control` alone."
+        )
+    if unhinted and args.opd_reference == "unhinted_teacher":
+        raise ValueError(
+            "`opd_reference='unhinted_teacher'` is the teacher itself where it reads no hint, so `reward_scale` would "
+            "change nothing. Use `opd_reference='initial'`."
+        )
+    columns = getattr(train_dataset, "column_names", None)
+    has_next_states = trainer.next_state is not None or columns is None or "next_state" in columns
+    if args.control == "raw_next_state" and not has_next_states:
+        raise ValueError(
+            "`control='raw_next_state'` takes hints from next states: pass `next_state` (a provider), or a dataset "
+            "with a column `next_state`."
+        )
 
 
 def resolve_hint_source(wanted: str, judge: Judge | None, teacher_model: Any, train_dataset: Any) -> str:

@@ -72,6 +72,11 @@ class ObjectiveFields:
         default=None, metadata={"help": f"A control arm for comparisons: {', '.join(f'`{c}`' for c in CONTROLS)}."}
     )
 
+    @property
+    def uses_initial_reference(self) -> bool:
+        """Whether G-OPD sees the teacher from the policy as it was at the start."""
+        return self.reward_scale != 1 and self.opd_reference in (None, "initial")
+
     def _check_objective(self) -> None:
         for name, allowed in self._OBJECTIVE_CHOICES.items():
             if getattr(self, name) not in allowed:
@@ -90,6 +95,7 @@ class ObjectiveFields:
             "jsd_beta": self.jsd_beta != 0.5 and self.divergence != "jsd",
             "topk_support": self.topk_support != "student" and not self.opd_loss.startswith("topk"),
             "reward_scale": self.reward_scale != 1 and self.opd_loss not in SURROGATES,
+            "logp_gap_clip": self.logp_gap_clip not in (1, None) and self.opd_loss not in SURROGATES,
             "format_gap_clip": self.format_gap_clip is not None and self.opd_loss not in SURROGATES,
         }
         needs = {
@@ -98,6 +104,7 @@ class ObjectiveFields:
             "topk_support": "an `opd_loss` over k tokens",
             "reward_scale": "`opd_loss='sampled_token'` or `'topk_surrogate'`: elsewhere the extrapolated target would "
             "be no distribution",
+            "logp_gap_clip": "`opd_loss='sampled_token'` or `'topk_surrogate'`",
             "format_gap_clip": "`opd_loss='sampled_token'` or `'topk_surrogate'`",
         }
         for name, is_unused in unused.items():
@@ -113,13 +120,18 @@ class ObjectiveFields:
             )
         if self.control == "negative_advantage" and self.opd_loss != SAMPLED_TOKEN:
             raise ValueError("`control='negative_advantage'` replaces the advantage of `opd_loss='sampled_token'`.")
+        if self.control == "negative_advantage" and self.reward_scale != 1:
+            raise ValueError(
+                f"`reward_scale={self.reward_scale!r}` needs an advantage to scale, which "
+                "`control='negative_advantage'` replaces. Leave it at 1."
+            )
 
     def _check_objective_against_grpo(self) -> None:
         """Refuse what TRL offers for its own loss only, once its fields are settled."""
         if self.opd_loss == SAMPLED_TOKEN:
             return
         grpo: Any = self
-        for name, off in (("off_policy_mask_threshold", None), ("top_entropy_quantile", 1.0)):
+        for name, off in (("off_policy_mask_threshold", None), ("top_entropy_quantile", 1.0), ("delta", None)):
             if getattr(grpo, name) != off:
                 raise ValueError(
                     f"`{name}` acts on TRL's own loss, which `opd_loss={self.opd_loss!r}` does not go through. Leave "

@@ -4,7 +4,8 @@ import random
 import textwrap
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import torch
 from accelerate.logging import get_logger
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_utils import get_last_checkpoint
 
 from .._trl import SeamGRPOTrainer, get_config_model_id
 from ..format_tokens import cap_format_tokens, format_token_ids
@@ -33,6 +35,7 @@ from .hint_rows import HintCandidates, find_hints, render_candidates, shortlist
 from .inputs import (
     check_batch,
     check_columns,
+    check_control,
     check_feedback,
     check_objective,
     check_policy,
@@ -164,7 +167,7 @@ class OPDTrainer(SeamGRPOTrainer):
         )
         args, kwargs = with_judge_column(args, kwargs, len(user_rewards))
         initial = InitialWeights()
-        if self.opd_weight and teacher_model is None:
+        if self.opd_weight and (teacher_model is None or args.uses_initial_reference):
             initial = InitialWeights.before_training(model, args, kwargs.get("peft_config"))
         super().__init__(
             model,
@@ -193,6 +196,7 @@ class OPDTrainer(SeamGRPOTrainer):
                 self, self.scorer, self.teacher, self.objective, reference, self._bound_gap_at_format_tokens
             )
             check_objective(self, self.teacher, reference)
+            check_control(self, train_dataset)
         self._control = HintControl(args.control, self._clean_hint)
         if bands := parse_bands(args.alarms, "alarms"):
             self.add_callback(BandAlarm(bands, cast(AlarmAction, args.alarm_action), args.alarm_patience))
@@ -229,10 +233,20 @@ class OPDTrainer(SeamGRPOTrainer):
                 stacklevel=4,
             )
 
-    def train(self, *args: Any, **kwargs: Any):
-        """Check that judge and next states can be reached, then train as usual."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
+        """Check that judge and next states can be reached, then train as usual, with the teacher as it was saved."""
         check_services([self.judge, self.next_state], self)
-        return super().train(*args, **kwargs)
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint = get_last_checkpoint(self.args.output_dir)
+        if checkpoint and isinstance(self.teacher, LocalTeacher):
+            self.teacher.restore(str(checkpoint))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save the policy as usual, without what the teacher keeps inside its model."""
+        with self.teacher.left_out() if isinstance(self.teacher, LocalTeacher) else nullcontext():
+            super().save_model(*args, **kwargs)
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         """Write a card that says how the model was trained. The dataset may also be a folder."""
@@ -281,7 +295,10 @@ class OPDTrainer(SeamGRPOTrainer):
         self, lessons: TeacherPass, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout
     ) -> Lesson:
         """Have the teacher score the batch under the hints that were found for it."""
-        hints = self._hint_candidates(inputs, batch, rollout)
+        # Drawn anew for each batch, and the same again after a resume.
+        step, rank = self.state.global_step, self.accelerator.process_index
+        generator = random.Random(f"{self.args.seed} {step} {rank} {self.mode}")
+        hints = self._hint_candidates(inputs, batch, rollout, generator)
         sampled = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
         with self.timed("teacher/seconds"):
             candidates = render_candidates(
@@ -290,8 +307,9 @@ class OPDTrainer(SeamGRPOTrainer):
                 [len(ids) for ids in rollout.completion_ids],
                 tokenize=self.tokenize_prompts,
                 place=self._place_hint,
-                max_length=getattr(self.teacher, "max_length", None),
+                max_length=lessons.max_length,
             )
+            candidates = [shortlist(rows, self.args.hint_selection, generator) for rows in candidates]
             plain = [ids[mask].tolist() for ids, mask in sampled]
             lesson = lessons(plain, rollout.completion_ids, candidates, batch["completion_ids"].size(1))
         self._teacher_head = lesson.teacher_head
@@ -300,7 +318,7 @@ class OPDTrainer(SeamGRPOTrainer):
         return lesson
 
     def _hint_candidates(
-        self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout
+        self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout, generator: random.Random
     ) -> list[HintCandidates]:
         """What each row may be taught with; nothing for a completion without a token to train."""
         feedback = self.feedback.last
@@ -315,17 +333,12 @@ class OPDTrainer(SeamGRPOTrainer):
                 found[i] = HintCandidates(drop="empty_completion")
             elif not has_tokens[i]:
                 found[i] = HintCandidates(drop="masked_completion")
-        # Drawn anew for each batch, and the same again after a resume.
-        step, rank = self.state.global_step, self.accelerator.process_index
-        generator = random.Random(f"{self.args.seed} {step} {rank} {self.mode}")
-        found = self._control(found, rollout.prompts, feedback, generator)
-        args = self.args
-        return [shortlist(hints, args.hint_selection, args.max_hints, generator) for hints in found]
+        found = self._control(found, rollout.prompts, feedback, generator, remember=self.mode == "train")
+        return [replace(hints, texts=hints.texts[: self.args.max_hints]) for hints in found]
 
     def _place_hint(self, prompt: Any, hint: str) -> Any:
-        if self.args.control == "unhinted_teacher":
-            return prompt
-        return insert_hint(prompt, hint, self.args.hint_placement, self.args.hint_template)
+        hinted = insert_hint(prompt, hint, self.args.hint_placement, self.args.hint_template)
+        return prompt if self.args.control == "unhinted_teacher" else hinted
 
     def _clean_hint(self, text: str) -> str | None:
         return clean_hint(without_special_tokens(text, self.special_tokens))

@@ -16,6 +16,7 @@ from ..scoring import TeacherRow, TeacherScores, TokenScorer
 from ..teachers import Teacher
 from .ask_teacher import ask_teacher
 from .hint_rows import HintedRow
+from .inputs import shared_vocabulary
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,12 @@ class TeacherPass:
     objective: Objective | None
     reference: Teacher | None
     bound_gap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest row, in tokens, that teacher and reference can read; `None` if unknown."""
+        windows = (getattr(model, "max_length", None) for model in (self.teacher, self.reference))
+        return min((window for window in windows if window is not None), default=None)
 
     @property
     def uses_student(self) -> bool:
@@ -186,6 +193,9 @@ class TeacherPass:
     ) -> dict[str, torch.Tensor]:
         """The tokens to compare at each position `(B, T, k)`, and their log-probs."""
         ids, inside = support(student.best_at(at.student), scores.best_at(at.teacher), self.trainer.args.topk_support)
+        # Models of one family may pad their embeddings differently; what one of them does not have is not compared.
+        known = ids < shared_vocabulary(self.trainer, self.teacher, self.reference)
+        ids, inside = ids.masked_fill(~known, 0), inside & known
         old = student.states_at(at.student).log_probs_at(ids)
         target = scores.states_at(at.teacher).log_probs_at(ids)
         if reference is not None:
@@ -203,7 +213,7 @@ class TeacherPass:
     def _beyond(self, teacher_logps: torch.Tensor, reference: TeacherScores, at: "_At") -> torch.Tensor:
         """What G-OPD adds for the sampled tokens; nothing where the reference has no score."""
         found = extrapolation(teacher_logps, reference.per_token_logps[at.student], self.trainer.args.reward_scale)
-        return found.nan_to_num(0.0)
+        return torch.where(found.isfinite(), found, 0.0)
 
     def _wanted(self) -> dict[str, Any]:
         """What is asked of a score beyond the sampled token's log-prob."""
