@@ -11,11 +11,8 @@ from trl_openclaw.teachers import InitialWeights
 
 
 def initial_weights(tmp_path, *, self_teacher=True, **config):
-    trainer = make_trainer(tmp_path, config={"self_test": False})
-    args = type(trainer.args)(
-        output_dir=str(tmp_path), **{"report_to": "none", "use_cpu": True, "bf16": False, **config}
-    )
-    return InitialWeights.before_training(trainer.model, args, None, self_teacher=self_teacher)
+    args = OPDConfig(output_dir=str(tmp_path), **{**SETTINGS, **config})
+    return InitialWeights.before_training(tiny_llama(), args, None, self_teacher=self_teacher)
 
 
 @pytest.mark.parametrize(
