@@ -10,9 +10,9 @@ from trl_openclaw import OPDConfig
 from trl_openclaw.teachers import InitialWeights
 
 
-def initial_weights(tmp_path, *, self_teacher=True, **config):
+def initial_weights(tmp_path, **config):
     args = OPDConfig(output_dir=str(tmp_path), **{**SETTINGS, **config})
-    return InitialWeights.before_training(tiny_llama(), args, None, self_teacher=self_teacher)
+    return InitialWeights.before_training(tiny_llama(), args, None)
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,6 @@ def initial_weights(tmp_path, *, self_teacher=True, **config):
 @pytest.mark.filterwarnings("ignore:`teacher='live'`")
 def test_model_in_memory_is_copied_only_where_something_needs_it(tmp_path, settings, copied):
     assert (initial_weights(tmp_path, **settings).copy is not None) == copied
-
-
-def test_external_teacher_needs_no_copy_but_its_reference_does(tmp_path):
-    assert initial_weights(tmp_path, self_teacher=False).copy is None
-    assert initial_weights(tmp_path, self_teacher=False, reward_scale=1.5).copy is not None
 
 
 @pytest.mark.filterwarnings("ignore:`teacher='live'`")
