@@ -113,3 +113,51 @@ def test_a_log_prob_that_is_not_finite_is_missing():
         model.lm_head.weight[20] = float("inf")
     scores = scorer().score(model, [ROWS[1]])
     assert not scores.mask.any()
+
+
+class TestMoreThanLogProbs:
+    @pytest.mark.parametrize("batch_size", [1, 3, 4])
+    def test_best_tokens_and_log_probs_of_any_tokens(self, batch_size):
+        model = fused(tiny_llama(), 0.7)
+        found = TokenScorer(Accelerator(cpu=True), PAD, batch_size, 0.7).score(model, ROWS, topk=5, keep_states=True)
+        assert found.topk_ids.shape == (4, 7, 5)
+        anything = torch.randint(0, 259, (4, 7, 9), generator=torch.Generator().manual_seed(0))
+        logps = found.states.log_probs_at(anything)
+        for i, row in enumerate(ROWS):
+            ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]])
+            with torch.no_grad():
+                dense = (model(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1] / 0.7).log_softmax(-1)
+            assert torch.equal(found.topk_ids[i, : len(dense)], dense.topk(5).indices)
+            expected = dense.gather(-1, anything[i, : len(dense)])
+            torch.testing.assert_close(logps[i, : len(dense)], expected, atol=1e-4, rtol=1e-4)
+
+    def test_positions_can_be_chosen(self):
+        found = scorer().score(fused(tiny_llama()), ROWS, topk=3, keep_states=True)
+        at = (torch.tensor([3, 0]), torch.tensor([1, 2]))
+        assert torch.equal(found.best_at(at), found.topk_ids[at])
+        ids = torch.tensor([[41], [12]])  # the tokens that were sampled there
+        torch.testing.assert_close(found.states_at(at).log_probs_at(ids)[:, 0], found.per_token_logps[at])
+
+    @pytest.mark.parametrize("wanted", [{"topk": 3}, {"keep_states": True}, {"topk": 3, "keep_states": True}], ids=str)
+    def test_no_rows_cost_one_forward_and_give_the_right_shapes(self, wanted):
+        """A rank without hints asks the model as often as the others and knows as well what came of it."""
+        model = fused(tiny_llama())
+        calls = []
+        model.register_forward_pre_hook(lambda *args: calls.append(1))
+        found = scorer().score(model, [], **wanted)
+        assert len(calls) == 1
+        assert found.per_token_logps.shape == found.mask.shape == (0, 0)
+        assert found.topk_ids is None or found.topk_ids.shape == (0, 0, 3)
+        assert ("topk" in wanted) == (found.topk_ids is not None)
+        assert ("keep_states" in wanted) == (found.states is not None)
+        assert found.states is None or found.states.hidden.shape == (0, 0, 32)
+
+    def test_only_what_is_asked_for_is_kept(self):
+        found = scorer().score(fused(tiny_llama()), ROWS)
+        assert found.topk_ids is None
+        assert found.states is None
+
+    def test_nothing_has_a_gradient(self):
+        found = scorer().score(fused(tiny_llama()), ROWS, topk=3, keep_states=True)
+        assert not found.per_token_logps.requires_grad
+        assert not found.states.hidden.requires_grad
