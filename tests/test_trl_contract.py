@@ -68,6 +68,14 @@ class Probe(_trl.SeamGRPOTrainer):
     def wanted(self, inputs):
         return (inputs["completion_ids"].float() + torch.arange(inputs["completion_ids"].size(1))).sin()
 
+    def _compute_loss(self, model, inputs):
+        """As if vLLM had sampled, which corrects every token's loss."""
+        inputs["importance_sampling_ratio"] = 1 + 0.5 * self.wanted(inputs)
+        self.use_vllm = True
+        loss = super()._compute_loss(model, inputs)
+        self.use_vllm = False
+        return loss
+
     def token_advantages(self, inputs, old_per_token_logps):
         return torch.zeros_like(old_per_token_logps) if self.adds_token_losses else self.wanted(inputs)
 

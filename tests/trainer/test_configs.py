@@ -63,6 +63,8 @@ def build(tmp_path, config_class=CombineConfig, **settings):
         ({"generation_kwargs": {"temperature": 0.5}}, "Use the field `temperature`"),
         ({"opd_weight": 0.0, "teacher": "live"}, "no teacher runs"),
         ({"opd_weight": 0.0, "hint_source": "judge"}, "no hint is asked for"),
+        ({"opd_weight": 0.0, "opd_loss": "topk_surrogate"}, "leave `opd_loss` alone"),
+        ({"opd_weight": 0.0, "reward_scale": 1.5, "control": "random_hint"}, "`reward_scale` and `control` alone"),
         ({"rl_weight": 0.0, "reward_baseline": "group"}, "leave `reward_baseline` alone"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "Use `reward_baseline='group'`"),
     ],

@@ -249,10 +249,27 @@ class TestTeachersOfOnesOwn:
         assert scores[:, :2].isfinite().all()
         assert scores[:, 2:].isnan().all()
 
-    def test_without_hints_nothing_is_asked_of_it(self, tmp_path):
-        trainer, teacher = steered_trainer(tmp_path, lambda m, t: True, BY_OVERLAP, judge=judge_with_hints())
+    @pytest.mark.parametrize("config", [{}, BY_OVERLAP], ids=str)
+    def test_its_answer_for_no_rows_may_be_of_any_shape(self, tmp_path, config):
+        class Curt:
+            def score(self, rows, *, topk=0):
+                assert not rows
+                return TeacherScores(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
+
+        trainer = make_trainer(tmp_path, teacher_model=Curt(), judge=judge_with_hints(), config=config)
         trainer.train()
-        assert teacher.rows == []
+        assert logged(trainer, "hint/accepted") == [0.0]
+        assert not logged(trainer, "hint/candidates")
+
+    def test_candidates_are_counted_per_row_that_has_some(self, tmp_path):
+        calls = iter(range(100))
+        teacher = ScriptedTeacher(lambda row: [(-1.0, float("nan"))[next(calls) % 2]] * len(row.completion_ids))
+        judge = alternating_judge(Vote(score=-1, hint="One."), Vote(score=-1, hint="Two."), Vote(score=-1))
+        trainer = make_trainer(tmp_path, teacher_model=teacher, judge=judge)
+        trainer.train()
+        assert logged(trainer, "hint/accepted") == [0.5]
+        assert logged(trainer, "hint/dropped/no_teacher_score") == [0.25]
+        assert logged(trainer, "hint/candidates") == [1.0]
 
     @pytest.mark.parametrize("ids", [None, torch.zeros(4, 6, 3, dtype=torch.long), torch.zeros(4, 6, 4)], ids=str)
     def test_wrong_best_tokens(self, tmp_path, ids):

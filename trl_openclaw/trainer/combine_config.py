@@ -8,6 +8,15 @@ from .settings import Number
 
 REWARD_BASELINES = ("none", "group")
 
+_WITHOUT_DISTILLATION: dict[str, tuple] = {
+    "teacher": ("frozen",),
+    "hint_source": ("auto", "none"),
+    "opd_loss": ("sampled_token",),
+    "reward_scale": (1,),
+    "control": (None,),
+}
+"""What `opd_weight=0` leaves for the settings of a teacher."""
+
 
 @dataclass
 class CombineConfig(OPDConfig):
@@ -47,9 +56,11 @@ class CombineConfig(OPDConfig):
             raise ValueError(
                 f"`reward_baseline` must be one of {', '.join(REWARD_BASELINES)}, got {self.reward_baseline!r}."
             )
-        if self.opd_weight == 0 and (self.teacher != "frozen" or self.hint_source not in ("auto", "none")):
+        unused = [name for name, off in _WITHOUT_DISTILLATION.items() if getattr(self, name) not in off]
+        if self.opd_weight == 0 and unused:
             raise ValueError(
-                "With `opd_weight=0` no hint is asked for and no teacher runs; leave `teacher` and `hint_source` alone."
+                "With `opd_weight=0` no hint is asked for and no teacher runs; leave "
+                f"{' and '.join(f'`{name}`' for name in unused)} alone."
             )
         if self.rl_weight == 0 and self.reward_baseline != "none":
             raise ValueError("With `rl_weight=0` no reward is trained; leave `reward_baseline` alone.")

@@ -22,13 +22,14 @@ def record_candidates(trainer: SeamGRPOTrainer, found: Sequence[HintCandidates])
 def record_lesson(trainer: SeamGRPOTrainer, lesson: Lesson) -> None:
     """Log what was accepted, why the rest was dropped, and what was chosen among how many."""
     counts = [sum(row.drop == reason for row in lesson.rows) for reason in DROP_REASONS]
-    *dropped, scored, total = _sum(trainer, [*counts, sum(lesson.candidates), len(lesson.rows)])
+    candidates = [sum(lesson.candidates), sum(number > 0 for number in lesson.candidates)]
+    *dropped, scored, asked, total = _sum(trainer, [*counts, *candidates, len(lesson.rows)])
     accepted = total - sum(dropped)
     trainer.record_metric("hint/accepted", accepted / total)
     for reason, count in zip(DROP_REASONS, dropped, strict=True):
         trainer.record_metric(f"hint/dropped/{reason}", count / total)
-    if accepted:
-        trainer.record_metric("hint/candidates", scored / accepted)
+    if asked:
+        trainer.record_metric("hint/candidates", scored / asked)
     trainer.record_column("hint", [row.hint for row in lesson.rows])
     trainer.record_column("hint_drop", [row.drop for row in lesson.rows])
     if lesson.overlap is not None:
