@@ -9,7 +9,7 @@ import trl
 from packaging.version import Version
 from peft import LoraConfig, get_peft_model
 from tiny import tiny_llama, tiny_tokenizer
-from trainer_harness import SETTINGS, logged, prompts, record_gradients
+from trainer_harness import SETTINGS, logged, prompts, record_gradients, rollout_by_prompt
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import add_fused_lm_head
@@ -91,12 +91,13 @@ def test_added_token_losses_weigh_as_trls_own_do(tmp_path, loss_type):
     for adds in (False, True):
         args = GRPOConfig(
             str(tmp_path), loss_type=loss_type, epsilon_high=5.0, sapo_temperature_pos=1.0, sapo_temperature_neg=1.0,
-            **{**SETTINGS, "per_device_train_batch_size": 2, "learning_rate": 0.0, "max_steps": 2}, max_grad_norm=0.0,
+            **{**SETTINGS, "per_device_train_batch_size": 2, "learning_rate": 0.0, "max_steps": 2, "max_completion_length": 9},
+            max_grad_norm=0.0,
             gradient_accumulation_steps=2, steps_per_generation=4, eval_strategy="steps", eval_steps=2,
         )  # fmt: skip
         trainer = Probe(
             tiny_llama(), lambda completions, **_: [0.0] * len(completions), args, train_dataset=prompts(),
-            eval_dataset=prompts(4), processing_class=tiny_tokenizer(),
+            eval_dataset=prompts(4), processing_class=tiny_tokenizer(), rollout_func=rollout_by_prompt,
         )  # fmt: skip
         trainer.adds_token_losses = adds
         steps = record_gradients(trainer)

@@ -115,11 +115,13 @@ class Dense:
         trainer: For its settings and its tokenizer.
         initial: The teacher.
         hints: The candidates for a prompt's text.
+        reference: Of G-OPD.
     """
 
-    def __init__(self, trainer, initial, hints):
+    def __init__(self, trainer, initial, hints, reference=None):
         self.args, self.tokenizer, self.hints = trainer.args, trainer.processing_class, hints
         self.teacher = initial.double()
+        self.reference = reference and reference.double()
 
     def logps(self, model, prompt, completion):
         """Log-probs `(T, V)` at the completion's positions."""
@@ -152,7 +154,7 @@ class Dense:
             return candidates[int(overlaps.double().mean(1).argmax())]
         return torch.stack([candidates[int(m)][t] for t, m in enumerate(overlaps.argmax(0))])
 
-    def position_losses(self, current, old, teacher):
+    def position_losses(self, current, old, teacher, beyond):
         """Losses `(T,)` from log-probs `(T, V)`."""
         args = self.args
         if args.opd_loss == "full_divergence":
@@ -162,7 +164,7 @@ class Dense:
             forward = (teacher.exp() * (teacher - (current if beta == 0 else mixture))).sum(-1)
             return {1.0: reverse, 0.0: forward}.get(beta, beta * forward + (1 - beta) * reverse)
         losses = []
-        for now, before, target in zip(current, old, teacher, strict=True):
+        for now, before, target, further in zip(current, old, teacher, beyond, strict=True):
             student, taught = before.topk(args.topk).indices.tolist(), target.topk(args.topk).indices.tolist()
             ids = {"student": student, "teacher": taught, "overlap": [v for v in student if v in taught]}
             ids = ids[args.topk_support]
@@ -171,7 +173,7 @@ class Dense:
                 rest, target_rest = 1 - now[ids].exp().sum(), 1 - target[ids].exp().sum()
                 losses.append(loss + rest * (rest.log() - target_rest.log()))
                 continue
-            gap = target[ids] - before[ids]
+            gap = target[ids] + further[ids] - before[ids]
             gap = gap if args.logp_gap_clip is None else gap.clamp(-args.logp_gap_clip, args.logp_gap_clip)
             advantages = torch.softmax(before[ids], -1) * gap
             ratio = (now[ids] - before[ids]).exp()
@@ -191,7 +193,10 @@ class Dense:
                 old = self.logps(initial, prompt, completion)
                 candidates = [self.logps(self.teacher, self.hinted(prompt, hint), completion) for hint in hints]
                 teacher = self.chosen(candidates, old)
-            losses.append(self.position_losses(current, old, teacher))
+                beyond = torch.zeros_like(teacher)
+                if self.reference is not None:
+                    beyond = (self.args.reward_scale - 1) * (teacher - self.logps(self.reference, prompt, completion))
+            losses.append(self.position_losses(current, old, teacher, beyond))
             divergences.append((current.exp() * (current - teacher)).sum(-1).detach())
         return torch.cat(losses).mean(), torch.cat(divergences).mean()
 
@@ -243,6 +248,20 @@ class TestAgainstPlainLogProbs:
             _, before = dense.loss(dense.teacher, dense.teacher, batches[0])
             _, after = dense.loss(trainer.model.double(), dense.teacher, batches[0])
         assert after < before
+
+    def test_the_surrogate_goes_beyond_the_teacher(self, tmp_path):
+        config = {
+            "opd_loss": "topk_surrogate",
+            "reward_scale": 1.5,
+            "opd_reference": other_model(tmp_path / "reference"),
+        }
+        trainer = make_trainer(tmp_path, judge=judge_by_prompt, config={**config, "per_device_train_batch_size": 8})
+        batches, steps = batches_of(trainer), record_gradients(trainer)
+        trainer.train()
+        dense = Dense(trainer, tiny_llama(), hints_by_prompt, reference=tiny_llama(seed=1))
+        with torch.no_grad():
+            loss, _ = dense.loss(dense.teacher, dense.teacher, batches[0])
+        assert steps[0]["loss"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-5)
 
     @pytest.mark.parametrize("reference", ["initial", "unhinted_teacher", "path"])
     def test_the_sampled_token_goes_beyond_the_teacher(self, tmp_path, reference):
