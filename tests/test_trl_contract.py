@@ -85,16 +85,19 @@ class Probe(_trl.SeamGRPOTrainer):
         return -self.wanted(inputs) * kinds.get(self.args.loss_type, ratio)
 
 
+WEIGHED = {
+    "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "max_steps": 2,
+    "eval_strategy": "steps", "eval_steps": 2, "learning_rate": 0.0, "max_grad_norm": 0.0, "epsilon_high": 5.0,
+    "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.0,
+    "max_completion_length": 9,  # longer than any completion
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "luspo", "sapo"])
 def test_added_token_losses_weigh_as_trls_own_do(tmp_path, loss_type):
     found = []
     for adds in (False, True):
-        args = GRPOConfig(
-            str(tmp_path), loss_type=loss_type, epsilon_high=5.0, sapo_temperature_pos=1.0, sapo_temperature_neg=1.0,
-            **{**SETTINGS, "per_device_train_batch_size": 2, "learning_rate": 0.0, "max_steps": 2, "max_completion_length": 9},
-            max_grad_norm=0.0,
-            gradient_accumulation_steps=2, steps_per_generation=4, eval_strategy="steps", eval_steps=2,
-        )  # fmt: skip
+        args = GRPOConfig(str(tmp_path), loss_type=loss_type, **{**SETTINGS, **WEIGHED})
         trainer = Probe(
             tiny_llama(), lambda completions, **_: [0.0] * len(completions), args, train_dataset=prompts(),
             eval_dataset=prompts(4), processing_class=tiny_tokenizer(), rollout_func=rollout_by_prompt,
