@@ -168,8 +168,8 @@ def test_the_model_is_as_before_when_reading_fails():
 def test_small_tiles_change_no_number(monkeypatch):
     results = []
     for size in (4096, 128):
-        monkeypatch.setattr(_trl.chunked_logprob, "TOKEN_CHUNK_SIZE", size)
-        monkeypatch.setattr(_trl.chunked_divergence, "TOKEN_CHUNK_SIZE", size)
+        monkeypatch.setattr(_trl.chunked_logprob, "TOKEN_CHUNK_SIZE", 4096)
+        monkeypatch.setattr(_trl.chunked_divergence, "TOKEN_CHUNK_SIZE", 4096)
         if size == 128:
             _trl.use_small_tiles()
         assert _trl.chunked_logprob.TOKEN_CHUNK_SIZE == _trl.chunked_divergence.TOKEN_CHUNK_SIZE == size

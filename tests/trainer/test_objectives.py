@@ -211,6 +211,11 @@ async def judge_by_prompt(turn):
     return Verdict.from_votes([Vote(score=-1, hint=hint) for hint in hints])
 
 
+async def judge_about_prompt(turn):
+    """A hint of its own for every prompt."""
+    return Verdict.from_votes([Vote(score=-1, hint=f"About {turn.prompt[0]['content']}.")])
+
+
 class TestAgainstPlainLogProbs:
     @pytest.mark.parametrize("rule", ["sequence", "token"])
     @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
@@ -321,19 +326,23 @@ class TestSameNumbersWhateverTheShape:
         weights = []
         for evaluates in ("no", "steps"):
             trainer = make_trainer(
-                tmp_path / evaluates, judge=judge_by_prompt, rollout_func=rollout_by_prompt, eval_dataset=prompts(4),
-                config={**objective, "num_iterations": 2, "max_steps": 4, "eval_strategy": evaluates, "eval_steps": 1},
+                tmp_path / evaluates, judge=judge_about_prompt, rollout_func=rollout_by_prompt, eval_dataset=prompts(4),
+                config={
+                    **objective, "num_iterations": 2, "max_steps": 4, "eval_strategy": evaluates, "eval_steps": 1,
+                    "optim": "sgd", "learning_rate": 0.1,
+                },
             )  # fmt: skip
             trainer.train()
             assert len(logged(trainer, "eval_loss")) == (4 if evaluates == "steps" else 0)
             weights.append(snapshot(trainer.model))
         for name, parameter in weights[0].items():
-            assert torch.equal(parameter, weights[1][name]), name
+            # Not to the bit: an evaluation draws a seed, and so TRL puts a batch's rows into another order.
+            torch.testing.assert_close(parameter, weights[1][name], atol=1e-5, rtol=1e-5)
 
 
 class TestNoSignalNoGradient:
     @pytest.mark.parametrize(
-        ("objective", "loss_type"), zip(OBJECTIVES, ["dapo", "grpo", "bnpo"] * 3, strict=True), ids=str
+        ("objective", "loss_type"), list(zip(OBJECTIVES, ["dapo", "grpo", "bnpo"] * 3, strict=True)), ids=str
     )
     def test_a_batch_without_hints(self, tmp_path, objective, loss_type):
         trainer = make_trainer(tmp_path, judge=judge_that(hint=None), config={**objective, "loss_type": loss_type})
@@ -404,7 +413,7 @@ class TestPrecision:
 
         trainer.objective.token_losses = spying
         trainer.train()
-        assert seen[0] < 0.02
+        assert seen[0] < 1e-3
 
 
 class TestRefused:
