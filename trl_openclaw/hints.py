@@ -111,24 +111,25 @@ def _tidy(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
-def without_special_tokens(hint: str, special_tokens: Collection[str]) -> str:
+def without_special_tokens(hint: str, special_tokens: Collection[str], *, tidy: bool = True) -> str:
     """The hint without the control tokens of a chat template, so that it cannot close its message and open another.
 
     Args:
         hint: The hint, as a user or a judge wrote it.
         special_tokens: What to remove, such as a tokenizer's `all_special_tokens`. Blank ones are left alone: without
             its spaces a hint reads as one word.
+        tidy: Whether to tidy white space as `clean_hint` does. Code, for one, needs its own.
 
     Returns:
-        The hint without any of them, also where removing one puts another together, its white space tidied as
-        `clean_hint` does. Empty when nothing is left.
+        The hint without any of them, also where removing one puts another together. Empty when nothing is left.
     """
+    tidied = _tidy if tidy else valid_text
     tokens = sorted(filter(str.strip, special_tokens), key=len, reverse=True)
     # Of the tokens that begin at one place, the pattern takes its first: the longest.
     pattern = re.compile("|".join(map(re.escape, tokens)))
-    hint = _tidy(hint)
+    hint = tidied(hint)
     while tokens and pattern.search(hint):
-        hint = _tidy(pattern.sub("", hint))
+        hint = tidied(pattern.sub("", hint))
     return hint
 
 

@@ -48,7 +48,7 @@ class HintCandidates:
 def find_hints(
     source: str, row: Mapping[str, Any], feedback: Feedback, special_tokens: Collection[str]
 ) -> HintCandidates:
-    """Take a row's hints from where they come from, and clean them.
+    """Take a row's hints from where they come from, and clean them. A privileged context keeps its layout.
 
     Args:
         source: `"judge"`, `"privileged_context"`, or `"none"` where the teacher needs no hint.
@@ -63,13 +63,19 @@ def find_hints(
         found = [found] if found else []
     elif source == "privileged_context":
         return HintCandidates(drop="unreadable_hint")
-    plain = [without_special_tokens(hint, special_tokens) for hint in found]
-    changed = any(hint != without_special_tokens(raw, ()) for raw, hint in zip(found, plain, strict=True))
-    texts = tuple(dict.fromkeys(hint for hint in map(clean_hint, plain) if hint))
+    said = source == "judge"
+    plain = [without_special_tokens(hint, special_tokens, tidy=said) for hint in found]
+    changed = any(hint != without_special_tokens(raw, (), tidy=said) for raw, hint in zip(found, plain, strict=True))
+    texts = tuple(dict.fromkeys(filter(None, map(clean_hint if said else _as_written, plain))))
     if texts:
         return HintCandidates(texts, None, bool(found), changed)
     missing: DropReason = "no_feedback" if source == "judge" and feedback.failure is not None else "no_hint"
     return HintCandidates((), missing, bool(found), changed)
+
+
+def _as_written(text: str) -> str | None:
+    """The text with its layout, since it may be code; `None` where `clean_hint` would leave nothing."""
+    return text.strip("\n") if clean_hint(text) else None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from ..rewards import HindsightReward
 from ..scoring import TokenScorer
 from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, Teacher
 from ..types import Feedback
+from .active_tokens import keep_rows, mask_missing_scores
 from .alarms import AlarmAction, BandAlarm, parse_bands
 from .build_teacher import TeacherModel, build_reference, build_teacher, choose_teacher_model
 from .controls import HintControl
@@ -44,7 +45,7 @@ from .inputs import (
     with_judge_column,
 )
 from .model_card import write_model_card
-from .opd_config import ROW_MEAN_LOSSES, OPDConfig
+from .opd_config import OPDConfig
 from .records import record_candidates, record_gap, record_leakage, record_lesson, record_token_losses
 from .self_test import run_self_test
 from .teacher_pass import Lesson, TeacherPass
@@ -193,7 +194,13 @@ class OPDTrainer(SeamGRPOTrainer):
             self.teacher = build_teacher(self, self.scorer, teacher_model, teacher_processing_class, initial)
             reference = build_reference(self, self.scorer, self.teacher, initial)
             self._lessons = TeacherPass(
-                self, self.scorer, self.teacher, self.objective, reference, self._bound_gap_at_format_tokens
+                self,
+                self.scorer,
+                self.teacher,
+                self.objective,
+                reference,
+                self._bound_gap_at_format_tokens,
+                several_hints=self.hint_source == "judge",
             )
             check_objective(self, self.teacher, reference)
             check_control(self, train_dataset)
@@ -279,8 +286,10 @@ class OPDTrainer(SeamGRPOTrainer):
             lesson = self._teach(self._lessons, inputs, batch, rollout)
             batch |= lesson.batch
             signal = signal | batch["hint_mask"]
-            self._mask_missing_scores(batch, has_score)
-        self._keep_rows(batch, signal)
+            mask_missing_scores(self, batch, has_score)
+        share = keep_rows(self, batch, signal)
+        if self.mode == "train":
+            self._silence.observe(share)
         logged = self.rl_weight * row_advantages if self.rl_weight else torch.full_like(row_advantages, float("nan"))
         self.replace_logged_advantages(self.accelerator.gather(logged))
         return batch
@@ -342,35 +351,6 @@ class OPDTrainer(SeamGRPOTrainer):
 
     def _clean_hint(self, text: str) -> str | None:
         return clean_hint(without_special_tokens(text, self.special_tokens))
-
-    def _mask_missing_scores(self, batch: dict[str, Any], has_score: torch.Tensor) -> None:
-        """Take tokens that the teacher could not score out of the loss, unless the row's reward trains them."""
-        policy_mask = batch.get("tool_mask", torch.ones_like(batch["completion_mask"]))
-        missing = ~batch["teacher_per_token_logps"].isfinite() & batch["hint_mask"].unsqueeze(1)
-        counted = missing & (batch["completion_mask"] * policy_mask).bool()
-        local = torch.stack([counted.sum(), (batch["completion_mask"] * policy_mask)[batch["hint_mask"]].sum()])
-        lost, total = self.accelerator.gather(local).view(-1, 2).sum(0).tolist()
-        self.record_metric("teacher/missing_tokens", lost / max(total, 1))
-        batch["tool_mask"] = policy_mask * ~(missing & ~has_score.unsqueeze(1))
-
-    def _keep_rows(self, batch: dict[str, Any], signal: torch.Tensor) -> None:
-        """Take rows without a signal out of the loss and its normaliser, but leave them in the batch."""
-        if self.empty_rows and any(self.empty_rows):
-            signal = signal & ~torch.tensor(self.empty_rows, device=signal.device)
-        policy_mask = batch.get("tool_mask", torch.ones_like(batch["completion_mask"]))
-        signal = signal & (batch["completion_mask"] * policy_mask).any(dim=1)
-        batch["tool_mask"] = policy_mask * signal.unsqueeze(1).to(policy_mask)
-        active_tokens = (batch["completion_mask"] * batch["tool_mask"]).sum()
-        counts = torch.stack([active_tokens, signal.sum(), torch.tensor(len(signal), device=signal.device)])
-        tokens, active, rows = self.accelerator.gather(counts).view(-1, 3).sum(0)
-        batch["num_items_in_batch"] = tokens
-        batch["row_scale"] = (
-            rows / active.clamp(min=1) if self.loss_type in ROW_MEAN_LOSSES else torch.ones_like(tokens)
-        )
-        share = (active / rows).item()
-        self.record_metric("train_rows/share", share)
-        if self.mode == "train":
-            self._silence.observe(share)
 
     # In the loss
 

@@ -90,6 +90,7 @@ class TeacherPass:
         objective: The objective, or `None` for the sampled token.
         reference: For G-OPD: scores the plain prompts.
         bound_gap: Bounds the gaps `(P, k)` of the tokens `(P, k)` of a support, beyond what the objective does.
+        several_hints: Whether a row may have more than one candidate to choose among.
     """
 
     trainer: SeamGRPOTrainer
@@ -98,6 +99,7 @@ class TeacherPass:
     objective: Objective | None
     reference: Teacher | None
     bound_gap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    several_hints: bool = True
 
     @property
     def max_length(self) -> int | None:
@@ -109,7 +111,7 @@ class TeacherPass:
     def uses_student(self) -> bool:
         """Whether the student has to score the batch, too."""
         args = self.trainer.args
-        by_overlap = args.hint_selection in OVERLAP_RULES and args.max_hints > 1
+        by_overlap = self.several_hints and args.hint_selection in OVERLAP_RULES and args.max_hints > 1
         return by_overlap or (self.objective is not None and self.objective.uses_support)
 
     @torch.no_grad()
