@@ -43,7 +43,7 @@ def run(arm: str, seed: int, steps: int, folder: Path) -> dict:
             "max_steps": str(steps),
             "eval_steps": str(steps),
             "report_dir": str(summary.parent),
-            "output_dir": str(folder / "checkpoint"),
+            "output_dir": str(folder / f"checkpoint-{arm}"),
             **settings,
         }
         command = [
