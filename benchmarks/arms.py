@@ -3,8 +3,9 @@
     python benchmarks/arms.py --seeds 1 2 3
 
 Every run is the demo (`recipes/configs/demo.yaml`) with one thing changed; a run that is already in the folder is not
-run again, so the script can be stopped and gone on with. The figure of a run is the share of held-out replies that
-satisfy the user after training. Before training it is the same for all arms but for the draw of the replies.
+run again, so the script can be stopped and gone on with. The figure of a run is the share of 32 held-out replies, two
+to each question, that satisfy the user after training. Before training it is the same for all arms but for the draw of
+the replies.
 
 The last line is JSON: each arm's mean and its runs.
 """
@@ -42,6 +43,7 @@ def run(arm: str, seed: int, steps: int, folder: Path) -> dict:
             "seed": str(seed),
             "max_steps": str(steps),
             "eval_steps": str(steps),
+            "num_generations_eval": "2",
             "report_dir": str(summary.parent),
             "output_dir": str(folder / f"checkpoint-{arm}"),
             **settings,
@@ -65,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/arms")
     args = parser.parse_args()
     folder = args.folder.resolve()
