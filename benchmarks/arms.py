@@ -33,32 +33,30 @@ ARMS: dict[str, tuple[str, dict[str, str]]] = {
 """Recipe and settings of each arm. The teacher without the hint is no arm: with a frozen teacher it is the student."""
 
 
+def recipe_command(arm: str, seed: int, steps: int, folder: Path) -> list[str]:
+    """The recipe of an arm and its arguments."""
+    recipe, settings = ARMS[arm]
+    options = {
+        "config": "recipes/configs/demo.yaml",
+        "seed": str(seed),
+        "max_steps": str(steps),
+        "eval_steps": str(steps),
+        "num_generations_eval": "2",
+        "report_dir": str(folder / f"{arm}-{seed}"),
+        "output_dir": str(folder / f"checkpoint-{arm}"),
+        **settings,
+    }
+    return [f"recipes/{recipe}.py", *(part for name, value in options.items() for part in (f"--{name}", value))]
+
+
 def run(arm: str, seed: int, steps: int, folder: Path) -> dict:
     """One run's summary, from the folder if it is there."""
     summary = folder / f"{arm}-{seed}" / "summary.json"
     if not summary.exists():
-        recipe, settings = ARMS[arm]
-        options = {
-            "config": "recipes/configs/demo.yaml",
-            "seed": str(seed),
-            "max_steps": str(steps),
-            "eval_steps": str(steps),
-            "num_generations_eval": "2",
-            "report_dir": str(summary.parent),
-            "output_dir": str(folder / f"checkpoint-{arm}"),
-            **settings,
-        }
-        command = [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            "--config_file",
-            "accelerate_configs/single.yaml",
-        ]
-        command += [f"recipes/{recipe}.py", *(part for name, value in options.items() for part in (f"--{name}", value))]
+        launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/single.yaml"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
-        subprocess.run(command, check=True, cwd=ROOT, env=environment)
+        subprocess.run([*launch, *recipe_command(arm, seed, steps, folder)], check=True, cwd=ROOT, env=environment)
     return json.loads(summary.read_text(encoding="utf-8"))
 
 
