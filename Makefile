@@ -19,7 +19,7 @@ VENV_WITHOUT_ENSUREPIP = $(PYTHON) -m venv --without-pip $(VENV) 2>/dev/null && 
 	$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(BIN)/python install pip
 
 # accelerate gives a process without a GPU one thread unless this is set.
-export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)' 2>/dev/null || echo 1)
+export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)))' 2>/dev/null || echo 1)
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 

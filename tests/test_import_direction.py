@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "trl_openclaw"
 
 # Lowest first. A module or subpackage may import itself and what stands on a lower line, nothing on its own line.
 ORDER = [
-    {"config_file", "signals"},  # what a command line needs of the system
+    {"config_file", "cores", "signals"},  # what a command line needs of the system
     {"types", "errors", "calls"},  # plain values, which everything else speaks in, and what Python knows of a callable
     {"_trl"},  # TRL's private names, wrapped: knows nothing of what we do with them
     {"lm_head"},  # a model's LM head as tensors

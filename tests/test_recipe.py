@@ -514,7 +514,7 @@ def test_processes_share_all_cores_unless_told_otherwise(environment, device, ex
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     else:
         monkeypatch.setenv("OMP_NUM_THREADS", environment)
-    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)), raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -182,7 +182,7 @@ def _set_defaults(args: argparse.Namespace) -> None:
     if args.num_cpu_threads_per_process is None and "OMP_NUM_THREADS" not in os.environ and not devices:
         # Left alone, accelerate gives a process without a GPU one thread.
         processes = max(args.num_processes or 1, 1)
-        args.num_cpu_threads_per_process = max((os.cpu_count() or 1) // processes, 1)
+        args.num_cpu_threads_per_process = max(available_cores() // processes, 1)
 
 
 def _build_parser() -> argparse.ArgumentParser:

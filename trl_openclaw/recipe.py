@@ -25,6 +25,7 @@ from trl import (
 
 from .calls import is_async_callable
 from .config_file import read_config_file
+from .cores import available_cores
 from .errors import JudgeUnavailableError
 from .judges import Judge, LLMJudge, LocalJudge, OutcomeJudge, RuleJudge
 from .next_states import PERSONAS, FunctionNextState, NextStateProvider, UserSimulator
@@ -303,7 +304,7 @@ def _load_object(path: str, what: str, names: Any) -> Any:
 def _use_all_cores(args: OPDConfig) -> None:
     """On CPU, share all cores among the processes: `accelerate launch` gives a process one thread if nobody asks."""
     if args.device.type == "cpu" and os.environ.get("OMP_NUM_THREADS", "1") == "1":
-        torch.set_num_threads(max((os.cpu_count() or 1) // max(args.world_size, 1), 1))
+        torch.set_num_threads(max(available_cores() // max(args.world_size, 1), 1))
 
 
 def _check_config_file(argv: list[str]) -> None:
