@@ -20,6 +20,7 @@ from typing import Any
 
 from trl_openclaw import __version__
 from trl_openclaw.config_file import read_config_file
+from trl_openclaw.cores import available_cores
 from trl_openclaw.signals import forward_signals
 
 COMMANDS = {
