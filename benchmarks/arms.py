@@ -3,9 +3,9 @@
     python benchmarks/arms.py --seeds 1 2 3
 
 Every run is the demo (`recipes/configs/demo.yaml`) with one thing changed; a run that is already in the folder is not
-run again, so the script can be stopped and gone on with. The figure of a run is the share of 32 held-out replies, two
-to each question, that satisfy the user after training. Before training it is the same for all arms but for the draw of
-the replies.
+run again, so the script can be stopped and gone on with. Empty the folder after a change of the code. The figure of a
+run is the share of 32 held-out replies, two to each question, that satisfy the user after training. Before training it
+is the same for all arms but for the draw of the replies.
 
 The last line is JSON: each arm's mean and its runs.
 """
@@ -17,6 +17,8 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+from trl_openclaw.cores import available_cores
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,6 +35,11 @@ ARMS: dict[str, tuple[str, dict[str, str]]] = {
 """Recipe and settings of each arm. The teacher without the hint is no arm: with a frozen teacher it is the student."""
 
 
+def run_folder(arm: str, seed: int, steps: int, folder: Path) -> Path:
+    """Where a run's report goes."""
+    return folder / f"{arm}-{seed}-{steps}"
+
+
 def recipe_command(arm: str, seed: int, steps: int, folder: Path) -> list[str]:
     """The recipe of an arm and its arguments."""
     recipe, settings = ARMS[arm]
@@ -42,8 +49,8 @@ def recipe_command(arm: str, seed: int, steps: int, folder: Path) -> list[str]:
         "max_steps": str(steps),
         "eval_steps": str(steps),
         "num_generations_eval": "2",
-        "report_dir": str(folder / f"{arm}-{seed}"),
-        "output_dir": str(folder / f"checkpoint-{arm}"),
+        "report_dir": str(run_folder(arm, seed, steps, folder)),
+        "output_dir": str(folder / f"checkpoint-{arm}-{seed}"),
         **settings,
     }
     return [f"recipes/{recipe}.py", *(part for name, value in options.items() for part in (f"--{name}", value))]
@@ -51,11 +58,11 @@ def recipe_command(arm: str, seed: int, steps: int, folder: Path) -> list[str]:
 
 def run(arm: str, seed: int, steps: int, folder: Path) -> dict:
     """One run's summary, from the folder if it is there."""
-    summary = folder / f"{arm}-{seed}" / "summary.json"
+    summary = run_folder(arm, seed, steps, folder) / "summary.json"
     if not summary.exists():
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/single.yaml"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+        environment.setdefault("OMP_NUM_THREADS", str(available_cores()))
         subprocess.run([*launch, *recipe_command(arm, seed, steps, folder)], check=True, cwd=ROOT, env=environment)
     return json.loads(summary.read_text(encoding="utf-8"))
 

@@ -10,7 +10,6 @@ from trl_openclaw.hints import (
     check_hint_template,
     clean_hint,
     insert_hint,
-    longest_hint,
     unquote,
     without_special_tokens,
 )
@@ -252,9 +251,3 @@ def test_removing_special_tokens_never_makes_a_new_one(hint, tokens):
     tidy = without_special_tokens(hint, ())
     if not any(token in tidy for token in tokens):
         assert plain == tidy
-
-
-def test_longest_hint_takes_the_first_of_equals():
-    assert longest_hint(["aa", "bbbb", "cccc", "d"]) == "bbbb"
-    with pytest.raises(ValueError, match="no hint"):
-        longest_hint([])

@@ -2,11 +2,14 @@
 
 import ast
 import importlib
+import inspect
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+
+import trl_openclaw
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -131,6 +134,29 @@ def test_python_examples_compile_and_their_names_exist():
     for code in examples:
         compile(code, "README.md", "exec")
         assert unknown_names(code) == []
+        assert unknown_keywords(code) == []
+
+
+def unknown_keywords(code: str) -> list[str]:
+    """Keywords that a call of one of our public names would not take, as `name(keyword=)`."""
+    found = []
+    for call in ast.walk(ast.parse(code)):
+        ours = getattr(trl_openclaw, call.func.id, None) if _calls_a_name(call) else None
+        if ours is None:
+            continue
+        taken = inspect.signature(ours).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+            found += [f"{call.func.id}({k.arg}=)" for k in call.keywords if k.arg and k.arg not in taken]
+    return found
+
+
+def _calls_a_name(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+
+
+def test_how_keywords_are_read():
+    assert unknown_keywords("OPDConfig(output_dir='x', logp_gap_clip=1)\nprint(end='')") == []
+    assert unknown_keywords("OPDConfig(gap=1)") == ["OPDConfig(gap=)"]
 
 
 def test_links_to_files_of_this_repository_lead_somewhere():

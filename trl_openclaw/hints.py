@@ -1,4 +1,4 @@
-"""Hints: cleaning a candidate, choosing one, and placing it into a prompt. Text in, text out, no token ids."""
+"""Hints: cleaning a candidate, and placing it into a prompt. Text in, text out, no token ids."""
 
 import re
 import unicodedata
@@ -151,14 +151,3 @@ def unquote(text: str) -> str:
             break
         text = inner.strip()
     return text
-
-
-def longest_hint(hints: Sequence[str]) -> str:
-    """The hint with the most characters; of equally long ones, the first.
-
-    Raises:
-        ValueError: When there is no hint to choose from.
-    """
-    if not hints:
-        raise ValueError("There is no hint to choose from.")
-    return max(hints, key=len)

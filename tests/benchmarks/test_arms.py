@@ -23,7 +23,7 @@ def test_every_arm_is_the_demo_with_its_own_settings(arm, tmp_path, monkeypatch)
     script_args, training_args, _, _ = parse_recipe_args(parser)
     assert {name: getattr(training_args, name) for name in DEMO} == DEMO
     assert (training_args.seed, training_args.max_steps, training_args.eval_steps) == (5, 3, 3)
-    assert Path(script_args.report_dir) == tmp_path / f"{arm}-5"
+    assert Path(script_args.report_dir) == tmp_path / f"{arm}-5-3"
     for name, value in arms.ARMS[arm][1].items():
         assert getattr(training_args, name) == value
     assert getattr(training_args, "opd_weight", 1.0) == (0.0 if arm == "rl_only" else 1.0)
@@ -36,7 +36,7 @@ def test_finished_runs_are_not_run_again_and_make_the_table(tmp_path, monkeypatc
     monkeypatch.setattr(subprocess, "run", no_run)
     for arm, values in {"sampled_token": [0.5, 0.75], "rl_only": [0.25, 0.0]}.items():
         for seed, after in enumerate(values):
-            folder = tmp_path / f"{arm}-{seed}"
+            folder = tmp_path / f"{arm}-{seed}-8"
             folder.mkdir()
             summary = {"before": {"satisfied": 0.1}, "after": {"satisfied": after}}
             (folder / "summary.json").write_text(json.dumps(summary))

@@ -37,10 +37,16 @@ def draw(arm, prompts, hints, **kwargs):
     return arm(rows, prompts, feedback(*[None] * len(rows)), random.Random(0), **kwargs)
 
 
-@pytest.mark.parametrize("name", [None, "unhinted_teacher", "negative_advantage"])
+@pytest.mark.parametrize("name", [None, "negative_advantage"])
 def test_leaves_the_hints_alone(name):
     rows = [HintCandidates(("a", "b")), NO_HINT]
     assert control(name)(rows, ["p", "q"], feedback("x", "y"), random.Random(0)) == rows
+
+
+def test_nobody_reads_the_hint_so_one_is_enough():
+    rows = [HintCandidates(("a", "b")), NO_HINT]
+    kept = control("unhinted_teacher")(rows, ["p", "q"], feedback("x", "y"), random.Random(0))
+    assert kept == [HintCandidates(("a",)), NO_HINT]
 
 
 class TestRandomHint:
@@ -123,7 +129,7 @@ def test_a_teacher_without_the_hint_agrees_with_the_student_at_first(tmp_path, o
     assert abs(logged(trainer, "opd/loss" if objective else "loss")[0]) < 1e-4
 
 
-@pytest.mark.parametrize(("clip", "expected"), [(0.5, -0.5), (None, -1.0)])
+@pytest.mark.parametrize(("clip", "expected"), [(0.5, -0.5), (1.0, -1.0)])
 def test_a_fixed_negative_advantage_on_hinted_rows_only(tmp_path, clip, expected):
     judge = alternating_judge(Vote(score=1, hint="Be brief."), Vote(score=1))
     trainer = make_trainer(tmp_path, judge=judge, config={"control": "negative_advantage", "logp_gap_clip": clip})

@@ -420,7 +420,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ({"topk": 260}, "`topk=260` is more than the vocabulary's 259 tokens. Use a smaller `topk`"),
+            ({"topk": 260, "opd_loss": "topk_surrogate"}, "`topk=260` is more than the vocabulary's 259 tokens. Use a smaller `topk`"),
             ({"topk": 0}, "`topk` must be a whole number at least 1"),
             ({"max_hints": 0}, "`max_hints` must be a whole number at least 1, got 0"),
             ({"logp_gap_clip": 0.0}, "`logp_gap_clip` must be a finite number greater than 0 or None"),
@@ -433,6 +433,13 @@ class TestRefused:
             ({"opd_loss": "full_divergence", "reward_scale": 0.5}, "would be no distribution"),
             ({"opd_reference": "initial"}, "only used with a `reward_scale` other than 1; set that, or remove"),
             ({"control": "negative_advantage", "reward_scale": 2.0}, "`reward_scale=2.0` needs an advantage"),
+            ({"control": "negative_advantage", "logp_gap_clip": None}, "gives every token `-C`: set `logp_gap_clip`"),
+            ({"control": "negative_advantage", "format_gap_clip": 0.1}, "`format_gap_clip=0.1` needs an advantage"),
+            ({"format_gap_clip": 1.0}, "`format_gap_clip=1` must be tighter than `logp_gap_clip=1`"),
+            ({"topk": 8}, "`topk=8` needs an `opd_loss` over k tokens, or a `hint_selection` by overlap"),
+            ({"opd_reference": 5, "reward_scale": 2.0}, "`opd_reference` must be initial, unhinted_teacher, or"),
+            ({"alarm_action": "stop"}, "`alarm_action` and `alarm_patience` need `alarms`, which is empty"),
+            ({"teacher_ema_rate": 0.1}, "need `teacher='ema'`, but `teacher='frozen'`"),
             ({"divergence": "jsd"}, "`divergence='jsd'` needs `opd_loss='full_divergence'`"),
             ({"opd_loss": "full_divergence", "jsd_beta": 0.3}, "`jsd_beta=0.3` needs `divergence='jsd'`"),
             ({"opd_loss": "full_divergence", "divergence": "jsd", "jsd_beta": 1}, "use `divergence='reverse_kl'`"),

@@ -120,8 +120,8 @@ class FrozenTeacher(LocalTeacher):
             outside = trained_outside(trainer.model)
             if outside is not None:
                 raise ValueError(
-                    f"A frozen teacher is the policy with its adapter off, but `{outside}` is trained outside of the "
-                    "adapter and would change it. Train without `bias`, or with `teacher='live'`."
+                    f"A frozen teacher or initial reference is the policy with its adapter off, but `{outside}` is "
+                    "trained outside of the adapter and would change it. Train without `bias`."
                 )
             if not initial.fresh_adapter:
                 keep_initial_adapter(trainer.model)

@@ -55,7 +55,7 @@ class InitialWeights:
             trainer: Holds the policy.
             moves: Whether its weights will change, so that it must not be the copy that others are given, too.
         """
-        model = copy.deepcopy(self.copy) if moves else self.copy
+        model = copy.deepcopy(self.copy) if moves and trainer.args.uses_initial_reference else self.copy
         if model is None:
             model = load_beside(trainer, get_config_model_id(trainer.model.config))
         return prepare_scoring_model(model, trainer)

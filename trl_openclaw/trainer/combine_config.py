@@ -14,6 +14,10 @@ _WITHOUT_DISTILLATION: dict[str, tuple] = {
     "opd_loss": ("sampled_token",),
     "reward_scale": (1,),
     "control": (None,),
+    "logp_gap_clip": (1, None),
+    "format_gap_clip": (None,),
+    "topk": (4,),
+    "max_hints": (3, 1),
 }
 """What `opd_weight=0` leaves for the settings of a teacher."""
 

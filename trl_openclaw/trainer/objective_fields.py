@@ -97,6 +97,7 @@ class ObjectiveFields:
             "reward_scale": self.reward_scale != 1 and self.opd_loss not in SURROGATES,
             "logp_gap_clip": self.logp_gap_clip not in (1, None) and self.opd_loss not in SURROGATES,
             "format_gap_clip": self.format_gap_clip is not None and self.opd_loss not in SURROGATES,
+            "topk": self.topk != 4 and not self.opd_loss.startswith("topk") and self.hint_selection in TEXT_RULES,
         }
         needs = {
             "divergence": "`opd_loss='full_divergence'`",
@@ -106,6 +107,7 @@ class ObjectiveFields:
             "be no distribution",
             "logp_gap_clip": "`opd_loss='sampled_token'` or `'topk_surrogate'`",
             "format_gap_clip": "`opd_loss='sampled_token'` or `'topk_surrogate'`",
+            "topk": "an `opd_loss` over k tokens, or a `hint_selection` by overlap",
         }
         for name, is_unused in unused.items():
             if is_unused:
@@ -113,18 +115,35 @@ class ObjectiveFields:
                     f"`{name}={getattr(self, name)!r}` needs {needs[name]}, but `opd_loss={self.opd_loss!r}` and "
                     f"`divergence={self.divergence!r}`."
                 )
+        tighter, bound = self.format_gap_clip, self.logp_gap_clip
+        if tighter is not None and bound is not None and tighter >= bound:
+            raise ValueError(
+                f"`format_gap_clip={tighter:g}` must be tighter than `logp_gap_clip={bound:g}`, which bounds all."
+            )
+        if not isinstance(self.opd_reference, str | None):
+            raise ValueError(
+                f"`opd_reference` must be {', '.join(REFERENCES)}, or the path of a model as text, got "
+                f"{self.opd_reference!r}."
+            )
         if self.opd_reference is not None and self.reward_scale == 1:
             raise ValueError(
                 f"`opd_reference={self.opd_reference!r}` is only used with a `reward_scale` other than 1; set that, or "
                 "remove the reference."
             )
-        if self.control == "negative_advantage" and self.opd_loss != SAMPLED_TOKEN:
+        if self.control == "negative_advantage":
+            self._check_negative_advantage()
+
+    def _check_negative_advantage(self) -> None:
+        if self.opd_loss != SAMPLED_TOKEN:
             raise ValueError("`control='negative_advantage'` replaces the advantage of `opd_loss='sampled_token'`.")
-        if self.control == "negative_advantage" and self.reward_scale != 1:
-            raise ValueError(
-                f"`reward_scale={self.reward_scale!r}` needs an advantage to scale, which "
-                "`control='negative_advantage'` replaces. Leave it at 1."
-            )
+        if self.logp_gap_clip is None:
+            raise ValueError("`control='negative_advantage'` gives every token `-C`: set `logp_gap_clip`.")
+        for name, off in (("reward_scale", 1), ("format_gap_clip", None)):
+            if getattr(self, name) != off:
+                raise ValueError(
+                    f"`{name}={getattr(self, name)!r}` needs an advantage to act on, which "
+                    f"`control='negative_advantage'` replaces. Leave it at {off}."
+                )
 
     def _check_objective_against_grpo(self) -> None:
         """Refuse what TRL offers for its own loss only, once its fields are settled."""
@@ -138,7 +157,7 @@ class ObjectiveFields:
                     "it off, or use `opd_loss='sampled_token'`."
                 )
         moves = grpo.num_iterations > 1 or grpo.steps_per_generation > grpo.gradient_accumulation_steps
-        if self.opd_loss == "full_divergence" and moves and grpo.teacher not in ("frozen",):
+        if self.opd_loss == "full_divergence" and moves and grpo.teacher != "frozen":
             raise ValueError(
                 f"`opd_loss='full_divergence'` projects the teacher's hidden states when the loss is computed, but "
                 f"`teacher={grpo.teacher!r}` has moved on by then: with `num_iterations` above 1, or more "

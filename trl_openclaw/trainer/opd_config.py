@@ -237,7 +237,8 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
         for name, number in self._NUMBERS.items():
             number.check(name, getattr(self, name))
         self._check_objective()
-        parse_bands(self.alarms, "alarms")
+        if not parse_bands(self.alarms, "alarms") and (self.alarm_action, self.alarm_patience) != ("warn", 1):
+            raise ValueError("`alarm_action` and `alarm_patience` need `alarms`, which is empty.")
         if self.teacher != "ema" and (self.teacher_ema_rate, self.teacher_ema_start) != (0.05, 0):
             raise ValueError(
                 f"`teacher_ema_rate` and `teacher_ema_start` need `teacher='ema'`, but `teacher={self.teacher!r}`."

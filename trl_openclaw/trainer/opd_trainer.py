@@ -304,9 +304,9 @@ class OPDTrainer(SeamGRPOTrainer):
         self, lessons: TeacherPass, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout
     ) -> Lesson:
         """Have the teacher score the batch under the hints that were found for it."""
-        # Drawn anew for each batch, and the same again after a resume.
-        step, rank = self.state.global_step, self.accelerator.process_index
-        generator = random.Random(f"{self.args.seed} {step} {rank} {self.mode}")
+        # Drawn anew for each batch, and the same again for the same batch after a resume.
+        place = (self.args.seed, self.state.global_step, self.accelerator.process_index, self.mode)
+        generator = random.Random(f"{place} {rollout.completion_ids}")
         hints = self._hint_candidates(inputs, batch, rollout, generator)
         sampled = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
         with self.timed("teacher/seconds"):
@@ -365,7 +365,7 @@ class OPDTrainer(SeamGRPOTrainer):
             record_token_losses(self, inputs["objective_losses"])
             return self.rl_weight * rows
         if self.args.control == "negative_advantage":
-            advantages = -(clip or 1.0) * mask.to(teacher.dtype)
+            advantages = -clip * mask.to(teacher.dtype)
         else:
             advantages = opd_advantages(teacher, old_per_token_logps, mask, clip, inputs.get("extrapolation"))
             advantages = self._bound_gap_at_format_tokens(advantages, inputs["completion_ids"])

@@ -205,12 +205,14 @@ class TeacherPass:
             target = target + extrapolation(target, beyond, self.trainer.args.reward_scale)
         target = old + self.bound_gap(target - old, ids)
         inside = inside & old.isfinite() & target.isfinite()
-        return {
+        found = {
             "support_ids": at.place(ids, 0),
             "support_mask": at.place(inside, False),
             "old_support_logps": at.place(old.masked_fill(~inside, 0.0), 0.0),
             "target_support_logps": at.place(target.masked_fill(~inside, 0.0), 0.0),
         }
+        assert self.objective is not None, "only an objective compares a support"
+        return {name: tensor for name, tensor in found.items() if name in self.objective.inputs}
 
     def _beyond(self, teacher_logps: torch.Tensor, reference: TeacherScores, at: "_At") -> torch.Tensor:
         """What G-OPD adds for the sampled tokens; nothing where the reference has no score."""
