@@ -420,7 +420,10 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            ({"topk": 260, "opd_loss": "topk_surrogate"}, "`topk=260` is more than the vocabulary's 259 tokens. Use a smaller `topk`"),
+            (
+                {"topk": 260, "opd_loss": "topk_surrogate"},
+                "`topk=260` is more than the vocabulary's 259 tokens. Use a smaller `topk`",
+            ),
             ({"topk": 0}, "`topk` must be a whole number at least 1"),
             ({"max_hints": 0}, "`max_hints` must be a whole number at least 1, got 0"),
             ({"logp_gap_clip": 0.0}, "`logp_gap_clip` must be a finite number greater than 0 or None"),
