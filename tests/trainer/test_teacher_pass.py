@@ -216,6 +216,16 @@ class TestHintSelection:
         assert asked[0] != asked[2] or asked[0] != asked[3]
         assert len({*asked[0], *asked[2], *asked[3]}) == 3
 
+    def test_batches_of_one_step_draw_apart(self, tmp_path):
+        config = {"hint_selection": "random", "gradient_accumulation_steps": 4, "steps_per_generation": 1}
+        trainer, teacher = steered_trainer(tmp_path, lambda m, t: True, config)
+        trainer.train()
+        texts = [trainer.processing_class.decode(row.prompt_ids) for row in teacher.rows]
+        drawn = [next(hint for hint in HINTS if hint in text) for text in texts]
+        batches = [tuple(drawn[i : i + 4]) for i in range(0, len(drawn), 4)]
+        assert len(batches) == 4
+        assert len(set(batches)) > 1
+
     @pytest.mark.parametrize(("rule", "expected"), [("longest", "ccc"), ("shortest", "a"), ("sequence", None)])
     def test_rules_of_texts_look_at_what_fits(self, rule, expected):
         candidates = [HintedRow(drop="too_long"), *(HintedRow(hint, [1]) for hint in ("bb", "ccc", "a"))]
