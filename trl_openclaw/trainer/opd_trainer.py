@@ -22,7 +22,7 @@ from ..judges.base import Judge
 from ..lm_head import LMHead, TokenStates
 from ..losses import combine_advantages, gap_statistics, opd_advantages, token_gap
 from ..next_states.base import NextStateProvider
-from ..objectives import Positions, make_objective
+from ..objectives import Objective, Positions, make_objective
 from ..rewards import HindsightReward
 from ..scoring import TokenScorer
 from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, Teacher
@@ -129,6 +129,7 @@ class OPDTrainer(SeamGRPOTrainer):
     }
     config_class = OPDConfig
     teacher: Teacher | None = None
+    objective: Objective | None = None
     extra_columns = ("privileged_context", "next_state")
 
     def __init__(
@@ -186,23 +187,10 @@ class OPDTrainer(SeamGRPOTrainer):
         self.scorer = TokenScorer(
             self.accelerator, self.pad_token_id, batch_size, self.temperature, args.cast_lm_head_to_fp32
         )
-        self.objective = make_objective(args) if self.opd_weight else None
-        self.adds_token_losses = self.objective is not None
         self._lessons: TeacherPass | None = None
         self._teacher_head: LMHead | None = None
         if self.opd_weight:
-            self.teacher = build_teacher(self, self.scorer, teacher_model, teacher_processing_class, initial)
-            reference = build_reference(self, self.scorer, self.teacher, initial)
-            self._lessons = TeacherPass(
-                self,
-                self.scorer,
-                self.teacher,
-                self.objective,
-                reference,
-                self._bound_gap_at_format_tokens,
-                several_hints=self.hint_source == "judge",
-            )
-            check_objective(self, self.teacher, reference)
+            self._lessons = self._hire_teacher(teacher_model, teacher_processing_class, initial)
             check_control(self, train_dataset)
         self._control = HintControl(args.control, self._clean_hint)
         if bands := parse_bands(args.alarms, "alarms"):
@@ -213,6 +201,28 @@ class OPDTrainer(SeamGRPOTrainer):
         self._self_tested = not (args.self_test and self.opd_weight)
 
     # Set-up
+
+    def _hire_teacher(
+        self,
+        teacher_model: TeacherModel | None,
+        teacher_processing_class: PreTrainedTokenizerBase | None,
+        initial: InitialWeights,
+    ) -> TeacherPass:
+        """Make teacher, reference and objective, and check that they go together."""
+        self.objective = make_objective(self.args)
+        self.adds_token_losses = self.objective is not None
+        self.teacher = build_teacher(self, self.scorer, teacher_model, teacher_processing_class, initial)
+        reference = build_reference(self, self.scorer, self.teacher, initial)
+        check_objective(self, self.teacher, reference)
+        return TeacherPass(
+            self,
+            self.scorer,
+            self.teacher,
+            self.objective,
+            reference,
+            self._bound_gap_at_format_tokens,
+            several_hints=self.hint_source == "judge",
+        )
 
     @classmethod
     def _checked_args(cls, model: Any, args: OPDConfig | None) -> OPDConfig:
