@@ -271,6 +271,11 @@ def test_option_that_nobody_knows_is_refused_before_launching(recipes, tmp_path,
     assert not record.exists()
 
 
+def test_misspelt_option_of_the_recipe_is_recognised(recipes, capsys):
+    assert cli.main(["opd", "--record", "r", "--learnig_rate", "1"], recipes=recipes) == 2
+    assert "did you mean '--learning_rate'?" in capsys.readouterr().err
+
+
 def test_wrong_value_is_refused_before_launching(launched, capsys):
     with pytest.raises(SystemExit) as stop:
         launched("--record", "r", "--steps", "many")

@@ -142,7 +142,8 @@ def launch_recipe(script: Path, script_args: list[str], launch_args: list[str]) 
     args, unknown = parser.parse_known_args([*launch_args, str(script), *script_args])
     if unknown or args.training_script != str(script):
         bad = unknown[0] if unknown else args.training_script
-        options = [option for action in parser._actions for option in action.option_strings]
+        parsers = (load_recipe(script).make_parser(), parser)
+        options = [option for known in parsers for action in known._actions for option in action.option_strings]
         raise UsageError(
             f"{bad!r} is neither an argument of this recipe nor an option of `accelerate launch`"
             f"{_did_you_mean(bad, options)}."

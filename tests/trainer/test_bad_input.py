@@ -258,6 +258,16 @@ class TestJudge:
         trainer.train()
         assert logged(trainer, "feedback/failed/judge_failed") == [1.0, 0.0, 1.0, 0.0]
 
+    def test_the_first_failure_of_a_kind_says_why_at_once(self, tmp_path, caplog):
+        def provider(turn, row):
+            raise KeyError("answer")
+
+        trainer = make_trainer(tmp_path, next_state=FunctionNextState(provider), config={"max_steps": 1})
+        trainer.train()
+        told = [record.getMessage() for record in caplog.records if "next_state_failed" in record.getMessage()]
+        assert len(told) == 1
+        assert "KeyError: 'answer'" in told[0]
+
     def test_garbage_verdicts_are_counted_by_kind_over_http(self, tmp_path, chat_server):
         chat_server.script = lambda body: Reply(text="I would say it was quite good, 7 out of 10.")
         trainer = make_trainer(

@@ -1,5 +1,7 @@
 """Malformed prompts are named with their row and field before training, or at the batch that holds them."""
 
+import warnings
+
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 from trainer_harness import logged, make_trainer, prompts
@@ -138,3 +140,14 @@ class TestBatches:
         data = IterableDataset.from_generator(lambda: iter([{"question": "hi"}] * 4))
         with pytest.raises(ValueError, match="got None"):
             make_trainer(tmp_path, data=data).train()
+
+
+def test_plain_text_for_a_chat_model_is_pointed_out(tmp_path):
+    text = Dataset.from_list([{"prompt": f"What is {i} and 1?"} for i in range(8)])
+    trainer = make_trainer(tmp_path, data=text)
+    with pytest.warns(UserWarning, match="continued as it stands, without the model's chat template"):
+        trainer.train()
+    trainer = make_trainer(tmp_path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The prompts are plain text")
+        trainer.train()

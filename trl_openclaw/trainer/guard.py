@@ -66,6 +66,7 @@ class FailureGuard:
         self.limit = limit
         self.patience = patience
         self.failed_batches = 0
+        self._seen: set[str] = set()
 
     def observe(self, feedbacks: Sequence[Feedback], accelerator: Accelerator) -> None:
         """Count one batch. A collective: every rank calls it and every rank comes to the same decision.
@@ -74,6 +75,10 @@ class FailureGuard:
             JudgeUnavailableError: On every rank, when `patience` batches in a row failed.
         """
         failures = [feedback for feedback in feedbacks if feedback.failure is not None]
+        for feedback in failures:
+            if feedback.failure not in self._seen:  # the first of its kind says why; the metrics count the others
+                self._seen.add(str(feedback.failure))
+                logger.warning(f"Feedback failed, counted as `feedback/failed/{feedback.failure}`: {feedback.detail}")
         local = torch.tensor([len(failures), len(feedbacks)], device=accelerator.device)
         failed, total = accelerator.gather(local).view(-1, 2).sum(0).tolist()
         self.failed_batches = self.failed_batches + 1 if total and failed >= self.limit * total else 0

@@ -55,6 +55,13 @@ def check_batch(rows: list[dict[str, Any]], trainer: SeamGRPOTrainer) -> None:
     problem = first_problem(prompts, images=trainer.is_multimodal)
     place = f"The batch of process {trainer.accelerator.process_index}"
     stop_together(problem and f"{place}, {problem}.", trainer.accelerator, ValueError)
+    if any(isinstance(prompt, str) for prompt in prompts) and trainer.tokenizer.chat_template is not None:
+        warnings.warn(
+            "The prompts are plain text, which is continued as it stands, without the model's chat template. For a "
+            "chat model give messages: `[{'role': 'user', 'content': ...}]`.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def check_size(train_dataset: Any, args: OPDConfig) -> None:

@@ -45,6 +45,7 @@ from .inputs import (
     with_judge_column,
 )
 from .model_card import write_model_card
+from .objective_fields import SURROGATES
 from .opd_config import OPDConfig
 from .records import record_candidates, record_gap, record_leakage, record_lesson, record_token_losses
 from .self_test import run_self_test
@@ -368,14 +369,15 @@ class OPDTrainer(SeamGRPOTrainer):
         rows = inputs["row_advantages"]
         if not self.opd_weight:
             return self.rl_weight * rows
-        teacher, clip = inputs["teacher_per_token_logps"], self.args.logp_gap_clip
+        teacher = inputs["teacher_per_token_logps"]
+        clip = self.args.logp_gap_clip if self.args.opd_loss in SURROGATES else None
         mask = self._taught(inputs)
         record_gap(self, gap_statistics(token_gap(teacher, old_per_token_logps, mask), mask, clip))
         if self.objective is not None:
             record_token_losses(self, inputs["objective_losses"])
             return self.rl_weight * rows
         if self.args.control == "negative_advantage":
-            advantages = -clip * mask.to(teacher.dtype)
+            advantages = -self.args.logp_gap_clip * mask.to(teacher.dtype)
         else:
             advantages = opd_advantages(teacher, old_per_token_logps, mask, clip, inputs.get("extrapolation"))
             advantages = self._bound_gap_at_format_tokens(advantages, inputs["completion_ids"])
