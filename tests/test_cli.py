@@ -56,6 +56,15 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_counts():
+    """A suite that a script runs in the background ignores Ctrl-C, and so would all that it starts."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def recipes(tmp_path):
     folder = tmp_path / "recipes"

@@ -235,7 +235,7 @@ class TestTraining:
         assert all(torch.equal(own, student) for own, student in pairs(trainer).values())
 
     def test_a_frozen_reference_beside_it_has_a_model_of_its_own(self, tmp_path):
-        trainer, initial = ema_trainer(tmp_path), InitialWeights(copy=tiny_llama())
+        trainer, initial = ema_trainer(tmp_path, reward_scale=1.5), InitialWeights(copy=tiny_llama())
         teacher, reference = (kind.build(trainer, trainer.scorer, initial) for kind in (EMATeacher, FrozenTeacher))
         before = snapshot(reference.model)
         shift_student(trainer)
