@@ -52,7 +52,18 @@ def test_combine_adds_the_row_reward_to_every_token():
 
 def test_gap_statistics_by_hand():
     gap, mask = torch.tensor([[2.0, -0.5], [0.0, 0.0]]), torch.tensor([[1, 1], [0, 0]])
-    assert gap_statistics(gap, mask, 1.0).tolist() == [1.5, 2.5, 1.0, 2.0, 2.0]
+    assert gap_statistics(gap, gap, mask, 1.0).tolist() == [1.5, 2.5, 1.0, 2.0, 2.0]
+    assert gap_statistics(gap, 4 * gap, mask, 1.0).tolist() == [1.5, 2.5, 2.0, 2.0, 2.0]  # what is clipped, of G-OPD
+
+
+def test_surrogate_of_a_token_that_came_out_of_nowhere_is_finite():
+    old = torch.tensor([[-0.1, -2.4, -120.0]])
+    new = torch.tensor([[-0.1, -2.4, -20.0]], requires_grad=True)
+    target = torch.tensor([[-1.0, -2.0, -3.0]])
+    loss = topk_surrogate(new, old, target, torch.ones(1, 3), 1.0, 0.2, 0.28)
+    loss.sum().backward()
+    assert loss.isfinite().all()
+    assert new.grad.isfinite().all()
 
 
 @given(

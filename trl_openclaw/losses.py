@@ -84,7 +84,8 @@ def topk_surrogate(
         if logp_gap_clip is not None:
             gap = gap.clamp(-logp_gap_clip, logp_gap_clip)
         advantages = weights * gap
-    ratio = torch.exp((per_token_logps - old_per_token_logps).masked_fill(~inside, 0.0))
+    log_ratio = (per_token_logps - old_per_token_logps).masked_fill(~inside, 0.0)
+    ratio = torch.exp(log_ratio.clamp(max=20.0))  # beyond, exp overflows, and 0 times infinity is no number
     clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     return torch.maximum(-advantages * ratio, -advantages * clipped).sum(dim=-1)
 
@@ -130,14 +131,17 @@ def combine_advantages(
     return rl_weight * row_advantages.unsqueeze(1) + opd_weight * token_advantages
 
 
-def gap_statistics(gap: torch.Tensor, mask: torch.Tensor, logp_gap_clip: float | None) -> torch.Tensor:
+def gap_statistics(
+    gap: torch.Tensor, bounded: torch.Tensor, mask: torch.Tensor, logp_gap_clip: float | None
+) -> torch.Tensor:
     """Sums from which ranks can form exact means: `[sum gap, sum |gap|, clipped, tokens, max |gap|]`, shape `(5,)`.
 
     Args:
-        gap (`(B, T)`): From `token_gap`, before clipping.
+        gap (`(B, T)`): From `token_gap`.
+        bounded (`(B, T)`): What is clipped: the gap, with what [`extrapolation`] adds to it.
         mask (`(B, T)`): The tokens that count.
         logp_gap_clip: The bound that decides what counts as clipped; `None` counts nothing.
     """
     size = gap.abs()
-    clipped = (size > logp_gap_clip).sum() if logp_gap_clip is not None else size.new_zeros(())
+    clipped = (bounded.abs() > logp_gap_clip).sum() if logp_gap_clip is not None else size.new_zeros(())
     return torch.stack([gap.sum(), size.sum(), clipped.to(gap), mask.sum().to(gap), size.max()])

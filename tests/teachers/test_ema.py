@@ -442,3 +442,18 @@ class TestCopiesOfAdapters:
         model.peft_config["default"].target_modules.add("o_proj")
         with pytest.raises(ValueError, match="cannot be copied to 'kept'"):
             keep_initial_adapter(model, "kept")
+
+
+def test_average_is_saved_before_older_checkpoints_go(tmp_path, monkeypatch):
+    trainer = ema_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=1)
+    there, save = [], trainer.teacher.save
+
+    def observed(checkpoint):
+        save(checkpoint)
+        there.append(sorted(folder.parent.name for folder in tmp_path.glob(f"checkpoint-*/{STATE_FILE}")))
+
+    monkeypatch.setattr(trainer.teacher, "save", observed)
+    trainer.train()
+    assert there == [["checkpoint-1"], ["checkpoint-1", "checkpoint-2"]]
+    assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert not list(tmp_path.glob("**/*.unfinished"))

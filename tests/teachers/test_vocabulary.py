@@ -19,3 +19,12 @@ def test_an_embedding_that_is_sharded_away_is_left_to_the_tokenizers():
     model = tiny_llama()
     model.get_input_embeddings().weight = torch.nn.Parameter(torch.empty(0, 32))
     check_same_vocabulary(tiny_tokenizer(), model, tiny_tokenizer())
+
+
+def test_model_without_a_name_is_not_looked_up_by_its_class(monkeypatch):
+    def looked_up(name, **kwargs):
+        raise AssertionError(f"looked up {name!r}")
+
+    monkeypatch.setattr("trl_openclaw.teachers.vocabulary.AutoTokenizer.from_pretrained", looked_up)
+    with pytest.raises(VocabularyMismatchError, match=r"No tokenizer could be loaded.*Pass `teacher_processing_class`"):
+        check_same_vocabulary(tiny_tokenizer(), tiny_llama())

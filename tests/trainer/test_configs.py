@@ -163,7 +163,13 @@ def test_checkpointing_goes_by_either_name_and_does_not_warn(tmp_path, settings,
 def test_every_field_of_grpo_is_there_and_only_the_documented_defaults_differ(tmp_path):
     ours = {f.name: f.default for f in dataclasses.fields(CombineConfig)}
     differing = {f.name for f in dataclasses.fields(GRPOConfig) if ours[f.name] != f.default}
-    assert differing == {"learning_rate", "epsilon_high", "disable_dropout", "vllm_importance_sampling_mode"}
+    assert differing == {
+        "learning_rate",
+        "epsilon_high",
+        "disable_dropout",
+        "logging_nan_inf_filter",
+        "vllm_importance_sampling_mode",
+    }
 
 
 def test_every_field_has_help_and_a_line_in_the_docstring():

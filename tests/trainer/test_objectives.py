@@ -1,6 +1,7 @@
 """Every objective on a real trainer with a tiny model: it trains, and its numbers are those of plain log-probs."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -443,6 +444,10 @@ class TestRefused:
             ({"opd_reference": 5, "reward_scale": 2.0}, "`opd_reference` must be initial, unhinted_teacher, or"),
             ({"alarm_action": "stop"}, "`alarm_action` and `alarm_patience` need `alarms`, which is empty"),
             ({"teacher_ema_rate": 0.1}, "need `teacher='ema'`, but `teacher='frozen'`"),
+            (
+                {"control": "unhinted_teacher", "opd_reference": "unhinted_teacher", "reward_scale": 2.0},
+                "so `reward_scale` would do nothing. Use `opd_reference='initial'`",
+            ),
             ({"divergence": "jsd"}, "`divergence='jsd'` needs `opd_loss='full_divergence'`"),
             ({"opd_loss": "full_divergence", "jsd_beta": 0.3}, "`jsd_beta=0.3` needs `divergence='jsd'`"),
             ({"opd_loss": "full_divergence", "divergence": "jsd", "jsd_beta": 1}, "use `divergence='reverse_kl'`"),
@@ -500,3 +505,24 @@ class TestRefused:
             make_trainer(
                 tmp_path, model=tiny_llama(vocab_size=320), config={"opd_loss": "full_divergence"}, **kwargs
             )  # fmt: skip
+
+
+def test_share_of_clipped_tokens_counts_what_g_opd_adds(tmp_path):
+    config = {"reward_scale": 5.0, "opd_reference": "unhinted_teacher", "logp_gap_clip": 3.0}
+    trainer = make_trainer(tmp_path, config=config)
+    seen, advantages = [], trainer.token_advantages
+    trainer.token_advantages = lambda *args: seen.append((args[0], advantages(*args))) or seen[-1][1]
+    trainer.train()
+    inputs, found = seen[0]
+    taught = inputs["completion_mask"].bool() & inputs["hint_mask"].unsqueeze(1)
+    share = (found[taught].abs() == 3.0).double().mean().item()
+    assert 0 < share < 1
+    assert logged(trainer, "opd/clipped") == [pytest.approx(share, abs=1e-6)]
+
+
+def test_a_loss_that_is_no_number_is_logged_as_such(tmp_path):
+    trainer = make_trainer(tmp_path, config={"self_test": False})
+    loss = trainer._compute_loss
+    trainer._compute_loss = lambda *args: loss(*args) * float("nan")
+    trainer.train()
+    assert math.isnan(trainer.state.log_history[0]["loss"])

@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from .._trl import SeamGRPOTrainer
 from ..scoring import TokenScorer
@@ -111,10 +110,12 @@ class EMATeacher(LocalTeacher):
                 own[name].copy_(average)
 
     def save(self, checkpoint: str | Path) -> None:
-        """Write the average, at its full precision, into a checkpoint's folder."""
+        """Write the average, at its full precision, into a checkpoint's folder, whole or not at all."""
         tensors = {name: tensor.contiguous() for name, tensor in {**self._own_tensors(), **self._masters}.items()}
         Path(checkpoint).mkdir(parents=True, exist_ok=True)
-        save_file(tensors, Path(checkpoint) / STATE_FILE)
+        unfinished = Path(checkpoint) / f"{STATE_FILE}.unfinished"
+        save_file(tensors, unfinished)
+        unfinished.replace(Path(checkpoint) / STATE_FILE)
 
     @torch.no_grad()
     def restore(self, checkpoint: str | Path) -> None:
@@ -147,8 +148,8 @@ class EMATeacher(LocalTeacher):
         if not path.is_file():
             raise ValueError(
                 f"`{path.parent}` has no `{path.name}`, so the EMA teacher cannot go on from there. Resume from a "
-                "checkpoint that was saved with `teacher='ema'` and without `save_only_model`, or use "
-                "`teacher='frozen'`."
+                "checkpoint that was saved whole, with `teacher='ema'` and without `save_only_model` (where a run was "
+                "killed while it saved, from the one before), or use `teacher='frozen'`."
             )
         try:
             tensors = load_file(path)
@@ -172,7 +173,7 @@ class EMATeacher(LocalTeacher):
 
 
 class EMACallback(TrainerCallback):
-    """Moves an EMA teacher after every optimiser step and saves it with every checkpoint that can be resumed.
+    """Moves an EMA teacher after every optimiser step.
 
     Args:
         teacher: The teacher.
@@ -184,11 +185,6 @@ class EMACallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """Update the average."""
         self.teacher.update(state.global_step)
-
-    def on_save(self, args, state, control, **kwargs):
-        """Add the average to the checkpoint, from one process."""
-        if args.should_save and not args.save_only_model:
-            self.teacher.save(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
 
 
 def check_not_sharded(trainer: SeamGRPOTrainer) -> None:

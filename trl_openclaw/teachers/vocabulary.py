@@ -22,10 +22,13 @@ def check_same_vocabulary(
     Raises:
         VocabularyMismatchError: If a token has another id, is missing, or does not fit into the teacher's embedding.
     """
-    name = get_config_model_id(teacher_model.config) or type(teacher_model).__name__
+    path = get_config_model_id(teacher_model.config)
+    name = path or type(teacher_model).__name__
     if teacher_tokenizer is None:
         try:
-            teacher_tokenizer = AutoTokenizer.from_pretrained(name)
+            if not path:  # its class's name might be somebody's repository
+                raise ValueError("The model does not say where it came from.")
+            teacher_tokenizer = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             raise VocabularyMismatchError(
                 f"No tokenizer could be loaded for the teacher `{name}`, so its vocabulary cannot be compared with the "

@@ -130,6 +130,11 @@ class ObjectiveFields:
                 f"`opd_reference={self.opd_reference!r}` is only used with a `reward_scale` other than 1; set that, or "
                 "remove the reference."
             )
+        if self.control == "unhinted_teacher" and self.opd_reference == "unhinted_teacher":
+            raise ValueError(
+                "`opd_reference='unhinted_teacher'` is the teacher itself under `control='unhinted_teacher'`, so "
+                "`reward_scale` would do nothing. Use `opd_reference='initial'`."
+            )
         if self.control == "negative_advantage":
             self._check_negative_advantage()
 

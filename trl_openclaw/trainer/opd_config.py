@@ -124,6 +124,7 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
     > - `disable_dropout`: Defaults to `True` instead of `False`; teacher and student must agree.
     > - `vllm_importance_sampling_mode`: Defaults to `"token_truncate"` instead of `"sequence_mask"`, which zeroes long
     >   sequences.
+    > - `logging_nan_inf_filter`: Defaults to `False` instead of `True`, which logs a loss that is no number as 0.
     > - `num_generations`: `1` is accepted.
     """
 
@@ -147,6 +148,9 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
     )
     disable_dropout: bool = field(
         default=True, metadata={"help": "Whether to disable dropout, so that teacher and student can agree."}
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Whether the log shows 0 in place of a loss that is no number."}
     )
     vllm_importance_sampling_mode: str = field(
         default="token_truncate",

@@ -45,7 +45,6 @@ from .inputs import (
     with_judge_column,
 )
 from .model_card import write_model_card
-from .objective_fields import SURROGATES
 from .opd_config import OPDConfig
 from .records import record_candidates, record_gap, record_leakage, record_lesson, record_token_losses
 from .self_test import run_self_test
@@ -261,10 +260,15 @@ class OPDTrainer(SeamGRPOTrainer):
             self.teacher.restore(str(checkpoint))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """Save the policy as usual, without what the teacher keeps inside its model."""
-        with self.teacher.left_out() if isinstance(self.teacher, LocalTeacher) else nullcontext():
-            super().save_model(*args, **kwargs)
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the policy as usual, without what the teacher keeps inside its model; in a checkpoint, beside it."""
+        local = self.teacher if isinstance(self.teacher, LocalTeacher) else None
+        with local.left_out() if local is not None else nullcontext():
+            super().save_model(output_dir, _internal_call)
+        # Checkpoints are saved by an internal call with a folder, before older ones are removed.
+        is_checkpoint = _internal_call and not self.args.save_only_model
+        if local is not None and output_dir is not None and is_checkpoint and self.args.should_save:
+            local.save(output_dir)
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         """Write a card that says how the model was trained. The dataset may also be a folder."""
@@ -370,9 +374,11 @@ class OPDTrainer(SeamGRPOTrainer):
         if not self.opd_weight:
             return self.rl_weight * rows
         teacher = inputs["teacher_per_token_logps"]
-        clip = self.args.logp_gap_clip if self.args.opd_loss in SURROGATES else None
+        clip = self.args.logp_gap_clip if self.objective is None else None  # of the sampled tokens
         mask = self._taught(inputs)
-        record_gap(self, gap_statistics(token_gap(teacher, old_per_token_logps, mask), mask, clip))
+        bounded = teacher + inputs["extrapolation"] if "extrapolation" in inputs else teacher
+        gap, bounded = (token_gap(scored, old_per_token_logps, mask) for scored in (teacher, bounded))
+        record_gap(self, gap_statistics(gap, bounded, mask, clip))
         if self.objective is not None:
             record_token_losses(self, inputs["objective_losses"])
             return self.rl_weight * rows
