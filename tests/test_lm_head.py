@@ -72,14 +72,18 @@ def gradients(values, hidden, head):
     return torch.autograd.grad((values * weights).sum(), wanted, retain_graph=True)
 
 
+def assert_same_with_gradients(got, expected, hidden, head):
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(gradients(got, hidden, head), gradients(expected, hidden, head))
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_chosen_logits_equal_the_dense_ones(name, bias):
     hidden, head = random_head(bias=bias, **TRANSFORMS[name])
     ids = random_ids(N, K)
     got, expected = head.logits_at(hidden, ids), dense_logits(hidden, head).gather(-1, ids)
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(gradients(got, hidden, head), gradients(expected, hidden, head))
+    assert_same_with_gradients(got, expected, hidden, head)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -89,8 +93,7 @@ def test_log_probs_equal_the_dense_ones(name, bias):
     states = states_of(hidden, head, random_ids(N, seed=1))
     ids = random_ids(N, K)
     got, expected = states.log_probs_at(ids), dense_log_probs(hidden, head).gather(-1, ids)
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(gradients(got, hidden, head), gradients(expected, hidden, head))
+    assert_same_with_gradients(got, expected, hidden, head)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -284,7 +284,10 @@ class SeamGRPOTrainer(GRPOTrainer):
         return loss * self.loss_scale(inputs)
 
     def _aggregate(self, per_token_loss: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """One number from losses per token `(B, T)`, by the same weights as TRL gives its own for each `loss_type`."""
+        """One number from losses per token `(B, T)`, by the same weights as TRL gives its own for each `loss_type`.
+
+        TRL sums up inside `_compute_loss` and has no hook for it; a contract test holds the two together.
+        """
         if self.use_vllm and self.vllm_importance_sampling_correction:
             per_token_loss = per_token_loss * inputs["importance_sampling_ratio"]
         mask = inputs["completion_mask"] * inputs["tool_mask"]
