@@ -1,4 +1,4 @@
-"""What `_trl.py` needs of TRL is there in the installed release, under these names and with these parameters."""
+"""What `_trl` needs of TRL is there in the installed release, under these names and with these parameters."""
 
 import inspect
 from pathlib import Path

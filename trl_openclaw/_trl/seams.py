@@ -1,9 +1,8 @@
-"""Everything private that this package needs of TRL, in one place.
+"""`SeamGRPOTrainer`: TRL's `GRPOTrainer` with its private steps turned into a few named seams.
 
-`SeamGRPOTrainer` is TRL's `GRPOTrainer` with its private steps turned into a few named seams. It changes nothing by
-itself, except that a completion without a single token no longer brings the run down. The rest of the package
-overrides the seams and never a private name, so a new TRL release means reading this file and `SIGNATURES`, which
-a contract test holds against the installed TRL.
+It changes nothing by itself, except that a completion without a single token no longer brings the run down. The rest of
+the package overrides the seams and never a private name, so a new TRL release means reading this package and
+`SIGNATURES`, which a contract test holds against the installed TRL.
 """
 
 import asyncio
@@ -15,40 +14,14 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object, is_peft_model
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
-from trl.kernels import chunked_divergence, chunked_logprob
-from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
-from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import (
-    add_fused_lm_head,
-    create_model_from_path,
-    disable_dropout_in_model,
-    get_config_model_id,
-    pad,
-    use_adapter,
-)
-from trl.trainer.utils import maybe_gather_lm_head_ctx as gathered
 
-__all__ = [
-    "SIGNATURES",
-    "ChunkedDivergenceFunction",
-    "SeamGRPOTrainer",
-    "completion_positions_only",
-    "create_model_from_path",
-    "disable_gradient_checkpointing",
-    "gathered",
-    "largest_dropout",
-    "get_config_model_id",
-    "pad",
-    "prepare_scoring_model",
-    "use_adapter",
-    "use_small_tiles",
-]
+from .forward import ObservedForward
+from .models import disable_functional_dropout, use_small_tiles
 
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
@@ -212,7 +185,7 @@ class SeamGRPOTrainer(GRPOTrainer):
         mask = torch.cat([batch["prompt_mask"][rows], batch["completion_mask"][rows]], dim=1)
         width = batch["completion_ids"].size(1)
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            observed = _ObservedForward(self.model, self.accelerator, width)
+            observed = ObservedForward(self.model, self.accelerator, width)
             return self._get_per_token_logps_and_entropies(observed, ids, mask, width)[0]
 
     # TRL's private steps
@@ -275,7 +248,7 @@ class SeamGRPOTrainer(GRPOTrainer):
         def set_advantages(per_token_logps: torch.Tensor) -> None:
             inputs["advantages"] = self.token_advantages(inputs, per_token_logps if old is None else old)
 
-        observed = _ObservedForward(model, self.accelerator, inputs["completion_ids"].size(1), set_advantages)
+        observed = ObservedForward(model, self.accelerator, inputs["completion_ids"].size(1), set_advantages)
         if self.adds_token_losses:
             observed.token_losses = partial(self.token_losses, inputs)
         loss = super()._compute_loss(observed, inputs)
@@ -308,48 +281,6 @@ class SeamGRPOTrainer(GRPOTrainer):
         return loss / accumulation
 
 
-class _ObservedForward:
-    """Stands in for the model in one call: only completion positions reach the LM head, and the result is shown.
-
-    `GRPOTrainer._compute_loss` uses its model for the forward pass alone and reads the advantages after it, so the
-    advantages can be formed from the very log-probs of that pass: no copied loss, no second student forward.
-
-    Args:
-        model: The (wrapped) student.
-        keep: Number T of completion positions.
-        show: Called with the detached log-probs `(B, T)` right after the forward.
-
-    Attributes:
-        token_losses: Called inside the forward with log-probs `(B, T)`, hidden states `(B, T, H)` and the unwrapped
-            model; gives losses `(B, T)`.
-        added: What `token_losses` gave.
-    """
-
-    token_losses: Callable[[torch.Tensor, torch.Tensor, nn.Module], torch.Tensor] | None = None
-    added: torch.Tensor | None = None
-
-    def __init__(
-        self, model: nn.Module, accelerator: Accelerator, keep: int, show: Callable[[torch.Tensor], None] | None = None
-    ):
-        self.model, self.accelerator, self.keep, self.show = model, accelerator, keep, show
-
-    def __call__(self, **kwargs: Any) -> Any:
-        unwrapped = self.accelerator.unwrap_model(self.model)
-        read = self._add_losses if self.token_losses is not None else None
-        with completion_positions_only(unwrapped, kwargs, self.keep, read):
-            outputs = self.model(**kwargs)
-        if read is not None:
-            self.added = outputs.loss
-        if self.show is not None:
-            self.show(outputs.log_probs[:, -self.keep :].detach())
-        return outputs
-
-    def _add_losses(self, outputs: Any, hidden: torch.Tensor, model: nn.Module) -> None:
-        """Put the losses where TRL has one number that nobody reads, so that wrappers see them in the output."""
-        assert self.token_losses is not None
-        outputs.loss = self.token_losses(outputs.log_probs[:, -self.keep :], hidden, model)
-
-
 @contextmanager
 def _silenced(logger_name: str, part: str) -> Iterator[None]:
     """Drop log records that contain `part`; accelerate puts the rank in front."""
@@ -363,105 +294,3 @@ def _silenced(logger_name: str, part: str) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(keep)
-
-
-@contextmanager
-def completion_positions_only(
-    model: nn.Module,
-    kwargs: dict[str, Any],
-    keep: int,
-    read: Callable[[Any, torch.Tensor, nn.Module], None] | None = None,
-) -> Iterator[None]:
-    """Let TRL's fused LM head see only the last `keep` tokens, by cutting the backbone's output and the labels alike.
-
-    Without Triton the fused head projects every position, prompts too, and then throws those away. The numbers that
-    are kept are the same; the time and memory of the head shrink to the completion's share.
-
-    Args:
-        model: The unwrapped model, with a fused LM head, perhaps inside a PEFT model.
-        kwargs: The keyword arguments of the coming call; `labels` `(B, P + T)` is replaced.
-        keep: Number T of trailing positions that carry labels.
-        read: Called inside the forward, where parameters that an engine spreads over processes can be gathered, with
-            the output, the hidden states `(B, T, H)` that its last T log-probs were made of, and the bare model. It may
-            set fields of the output. Not for virtual tokens.
-    """
-    if is_peft_model(model):
-        if model.active_peft_config.is_prompt_learning:  # virtual tokens shift positions inside PEFT's own forward
-            assert read is None, "no objective reads hidden states under virtual tokens"
-            yield
-            return
-        model = model.get_base_model()
-    states: list[torch.Tensor] = []
-    forward = model.forward
-
-    def cut(_module: nn.Module, _args: Any, output: Any) -> Any:
-        output.last_hidden_state = output.last_hidden_state[:, -(keep + 1) :]
-        states[:] = [output.last_hidden_state[:, :-1]]
-        return output
-
-    def read_forward(*args: Any, **kwargs: Any) -> Any:
-        output = forward(*args, **kwargs)
-        assert read is not None
-        read(output, states.pop(), model)
-        return output
-
-    kwargs["labels"] = kwargs["labels"][:, -(keep + 1) :]
-    handle = model.base_model.register_forward_hook(cut)
-    if read is not None:  # a hook of the model would not do: PEFT calls its `forward` past all hooks
-        model.forward = read_forward
-    try:
-        yield
-    finally:
-        handle.remove()
-        if read is not None:
-            model.forward = forward
-
-
-def use_small_tiles() -> None:
-    """Let TRL's kernels of the LM head work on fewer positions at once, for devices without Triton.
-
-    In plain torch every step over a tile makes a temporary of its size. With TRL's 4,096 positions these are gigabytes
-    that no cache holds; with 128 they take a tenth of the memory, and less time. No number changes but for rounding.
-    """
-    chunked_logprob.TOKEN_CHUNK_SIZE = chunked_divergence.TOKEN_CHUNK_SIZE = 128
-
-
-def disable_functional_dropout(model: nn.Module) -> None:
-    """Set dropout probabilities that modules keep as plain numbers, such as `attention_dropout`, to 0."""
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-
-
-def largest_dropout(model: nn.Module) -> float:
-    """The largest dropout probability in use, of `nn.Dropout` or kept as a plain number."""
-    probabilities = [
-        value
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, float) and ("drop" in name or (name == "p" and isinstance(module, nn.Dropout)))
-    ]
-    return max(probabilities, default=0.0)
-
-
-def prepare_scoring_model(model: PreTrainedModel, trainer: GRPOTrainer) -> nn.Module:
-    """Make a second model score tokens as the student does, and place it the way TRL places its reference model.
-
-    Args:
-        model: A causal language model that TRL has not touched yet.
-        trainer: Gives temperature, head precision, devices and the distributed engine.
-
-    Returns:
-        The frozen, prepared model in evaluation mode.
-    """
-    model.eval().requires_grad_(False)
-    disable_dropout_in_model(model)
-    disable_functional_dropout(model)
-    add_fused_lm_head(model, temperature=trainer.temperature, cast_lm_head_to_fp32=trainer.args.cast_lm_head_to_fp32)
-    model.scoring_temperature = trainer.temperature  # the fused head keeps it to itself; the self-test wants to know
-    if trainer.is_deepspeed_enabled:
-        return prepare_deepspeed(model, trainer.accelerator)
-    if trainer.is_fsdp_enabled:
-        return prepare_fsdp(model, trainer.accelerator)
-    return trainer.accelerator.prepare_model(model, evaluation_mode=True)

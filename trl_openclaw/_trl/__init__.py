@@ -1,0 +1,32 @@
+"""Everything private that this package needs of TRL, in one place."""
+
+from trl.kernels import chunked_divergence, chunked_logprob
+from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_config_model_id, pad, use_adapter
+from trl.trainer.utils import maybe_gather_lm_head_ctx as gathered
+
+from .forward import completion_positions_only
+from .models import disable_functional_dropout, largest_dropout, prepare_scoring_model, use_small_tiles
+from .seams import SIGNATURES, UNREWARDED_WARNING, SeamGRPOTrainer
+
+__all__ = [
+    "SIGNATURES",
+    "UNREWARDED_WARNING",
+    "ChunkedDivergenceFunction",
+    "SeamGRPOTrainer",
+    "add_fused_lm_head",
+    "chunked_divergence",
+    "chunked_logprob",
+    "completion_positions_only",
+    "create_model_from_path",
+    "disable_functional_dropout",
+    "disable_gradient_checkpointing",
+    "gathered",
+    "largest_dropout",
+    "get_config_model_id",
+    "pad",
+    "prepare_scoring_model",
+    "use_adapter",
+    "use_small_tiles",
+]

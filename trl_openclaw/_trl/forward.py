@@ -1,0 +1,104 @@
+"""The one call of a model that TRL makes per batch: what the LM head need not see is cut, and the result is shown."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import is_peft_model
+from torch import nn
+
+
+class ObservedForward:
+    """Stands in for the model in one call: only completion positions reach the LM head, and the result is shown.
+
+    `GRPOTrainer._compute_loss` uses its model for the forward pass alone and reads the advantages after it, so the
+    advantages can be formed from the very log-probs of that pass: no copied loss, no second student forward.
+
+    Args:
+        model: The (wrapped) student.
+        keep: Number T of completion positions.
+        show: Called with the detached log-probs `(B, T)` right after the forward.
+
+    Attributes:
+        token_losses: Called inside the forward with log-probs `(B, T)`, hidden states `(B, T, H)` and the unwrapped
+            model; gives losses `(B, T)`.
+        added: What `token_losses` gave.
+    """
+
+    token_losses: Callable[[torch.Tensor, torch.Tensor, nn.Module], torch.Tensor] | None = None
+    added: torch.Tensor | None = None
+
+    def __init__(
+        self, model: nn.Module, accelerator: Accelerator, keep: int, show: Callable[[torch.Tensor], None] | None = None
+    ):
+        self.model, self.accelerator, self.keep, self.show = model, accelerator, keep, show
+
+    def __call__(self, **kwargs: Any) -> Any:
+        unwrapped = self.accelerator.unwrap_model(self.model)
+        read = self._add_losses if self.token_losses is not None else None
+        with completion_positions_only(unwrapped, kwargs, self.keep, read):
+            outputs = self.model(**kwargs)
+        if read is not None:
+            self.added = outputs.loss
+        if self.show is not None:
+            self.show(outputs.log_probs[:, -self.keep :].detach())
+        return outputs
+
+    def _add_losses(self, outputs: Any, hidden: torch.Tensor, model: nn.Module) -> None:
+        """Put the losses where TRL has one number that nobody reads, so that wrappers see them in the output."""
+        assert self.token_losses is not None
+        outputs.loss = self.token_losses(outputs.log_probs[:, -self.keep :], hidden, model)
+
+
+@contextmanager
+def completion_positions_only(
+    model: nn.Module,
+    kwargs: dict[str, Any],
+    keep: int,
+    read: Callable[[Any, torch.Tensor, nn.Module], None] | None = None,
+) -> Iterator[None]:
+    """Let TRL's fused LM head see only the last `keep` tokens, by cutting the backbone's output and the labels alike.
+
+    Without Triton the fused head projects every position, prompts too, and then throws those away. The numbers that
+    are kept are the same; the time and memory of the head shrink to the completion's share.
+
+    Args:
+        model: The unwrapped model, with a fused LM head, perhaps inside a PEFT model.
+        kwargs: The keyword arguments of the coming call; `labels` `(B, P + T)` is replaced.
+        keep: Number T of trailing positions that carry labels.
+        read: Called inside the forward, where parameters that an engine spreads over processes can be gathered, with
+            the output, the hidden states `(B, T, H)` that its last T log-probs were made of, and the bare model. It may
+            set fields of the output. Not for virtual tokens.
+    """
+    if is_peft_model(model):
+        if model.active_peft_config.is_prompt_learning:  # virtual tokens shift positions inside PEFT's own forward
+            assert read is None, "no objective reads hidden states under virtual tokens"
+            yield
+            return
+        model = model.get_base_model()
+    states: list[torch.Tensor] = []
+    forward = model.forward
+
+    def cut(_module: nn.Module, _args: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state[:, -(keep + 1) :]
+        states[:] = [output.last_hidden_state[:, :-1]]
+        return output
+
+    def read_forward(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        assert read is not None
+        read(output, states.pop(), model)
+        return output
+
+    kwargs["labels"] = kwargs["labels"][:, -(keep + 1) :]
+    handle = model.base_model.register_forward_hook(cut)
+    if read is not None:  # a hook of the model would not do: PEFT calls its `forward` past all hooks
+        model.forward = read_forward
+    try:
+        yield
+    finally:
+        handle.remove()
+        if read is not None:
+            model.forward = forward
