@@ -1,6 +1,7 @@
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -120,7 +121,7 @@ def test_the_provider_goes_before_the_column_and_a_known_next_state_before_both(
 
 def test_no_judge():
     (feedback,) = collect(turns(1), judge=None)
-    assert feedback == Feedback(Turn("p", "0", NextState("re 0")))
+    assert replace(feedback, next_state_seconds=0.0) == Feedback(Turn("p", "0", NextState("re 0")))
 
 
 def test_errors_stay_with_their_turn():
@@ -198,7 +199,7 @@ def test_the_limit_covers_the_provider_too():
     assert peak == 3
 
 
-def test_seconds_are_the_judges():
+def test_seconds_are_the_judges_and_those_before_the_next_states():
     async def provider(turn, row):
         await asyncio.sleep(0.1)
         return NextState("x")
@@ -209,6 +210,10 @@ def test_seconds_are_the_judges():
 
     (feedback,) = collect(turns(1), next_state=provider, judge=judge)
     assert 0.02 < feedback.seconds < 0.09
+    assert 0.09 < feedback.next_state_seconds < 0.15
+    (feedback,) = collect(turns(1), next_state=provider, judge=None)
+    assert feedback.seconds < 0.02
+    assert 0.09 < feedback.next_state_seconds < 0.15
 
 
 def test_the_deadline_cuts_only_what_hangs():
@@ -233,6 +238,8 @@ def test_the_deadline_cuts_only_what_hangs():
     assert [f.score for f in feedbacks] == [None, None, 1, 1]
     assert sorted(cancelled) == ["judge", "provider"]
     assert feedbacks[1].seconds == pytest.approx(0.1, abs=0.05)
+    assert feedbacks[0].next_state_seconds == pytest.approx(0.1, abs=0.05)
+    assert feedbacks[0].seconds < 0.02
     assert feedbacks[1].turn.next_state == NextState("x")
     assert "0.1 s" in feedbacks[0].detail
 
@@ -413,6 +420,7 @@ KEYS = {
     "judge/seconds",
     "next_state/missing",
     "next_state/satisfied",
+    "next_state/seconds",
 }
 
 
@@ -422,7 +430,8 @@ def test_every_key_is_there_even_for_nothing():
 
 def feedback(votes=None, satisfied=None, failure=None, state=True, seconds=0.0):
     turn = Turn("p", "c", NextState("x", satisfied=satisfied) if state else None)
-    return Feedback(turn, None if votes is None else Verdict.from_votes(votes), failure, seconds)
+    verdict = None if votes is None else Verdict.from_votes(votes)
+    return Feedback(turn, verdict, failure, seconds, next_state_seconds=seconds / 2)
 
 
 BATCH = [
@@ -456,6 +465,7 @@ def test_metrics_by_hand():
     assert metrics["judge/hint_failed/too_long"] == [0, 1, 0, 0, 0, 0, 0, 0]
     assert metrics["judge/hinted"] == [1, 0, 0, 0, 1]
     assert metrics["judge/seconds"] == [2, 1, 0, 0, 0, 9]
+    assert metrics["next_state/seconds"] == [1, 0.5, 0, 0, 0, 4.5, 0, 0]
     assert metrics["feedback/failed/judge_failed"] == [0, 0, 0, 1, 0, 0, 0, 0]
     assert metrics["feedback/failed/next_state_failed"] == [0, 0, 0, 0, 0, 0, 1, 0]
     assert metrics["next_state/missing"] == [0, 0, 0, 0, 0, 0, 0, 1]

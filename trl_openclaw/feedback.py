@@ -103,17 +103,19 @@ class _TurnRun:
         gate: asyncio.Semaphore,
     ):
         self.turn, self.row, self.provider, self.judge, self.gate = turn, row, provider, judge, gate
+        self.running_since: float | None = None
         self.judging_since: float | None = None
 
     async def go(self) -> Feedback:
         async with self.gate:
+            self.running_since = time.perf_counter()
             try:
                 with exits_as_errors():
                     state = await self._next_state()
                     missing = _is_missing(state)
                     self.turn = replace(self.turn, next_state=state)
                     if self.judge is None or missing:
-                        return Feedback(self.turn)
+                        return Feedback(self.turn, **self._seconds())
                     self.judging_since = time.perf_counter()
                     verdict: Any = await self.judge(self.turn)
             except Exception as error:
@@ -123,7 +125,7 @@ class _TurnRun:
         if verdict.failed:
             kinds = ", ".join(sorted({vote.failure for vote in verdict.votes if vote.failure}))
             return replace(self._failed("failed", f"every vote failed: {kinds}"), verdict=verdict)
-        return Feedback(self.turn, verdict, seconds=self._seconds())
+        return Feedback(self.turn, verdict, **self._seconds())
 
     async def _next_state(self) -> NextState | None:
         if self.turn.next_state is not None:
@@ -144,13 +146,17 @@ class _TurnRun:
         failure: FeedbackFailure
         if self.judging_since is not None:
             failure = "judge_failed" if how == "failed" else "judge_timeout"
-            return Feedback(self.turn, failure=failure, seconds=self._seconds(), detail=detail[:_DETAIL_LENGTH])
+            return Feedback(self.turn, failure=failure, detail=detail[:_DETAIL_LENGTH], **self._seconds())
         failure = "next_state_failed" if how == "failed" else "next_state_timeout"
         turn = replace(self.turn, next_state=None)
-        return Feedback(turn, failure=failure, detail=detail[:_DETAIL_LENGTH])
+        return Feedback(turn, failure=failure, detail=detail[:_DETAIL_LENGTH], **self._seconds())
 
-    def _seconds(self) -> float:
-        return 0.0 if self.judging_since is None else time.perf_counter() - self.judging_since
+    def _seconds(self) -> dict[str, Any]:
+        """How long the next state and the judge took, up to now where they are not done."""
+        now = time.perf_counter()
+        judging = now if self.judging_since is None else self.judging_since
+        running = judging if self.running_since is None else self.running_since
+        return {"next_state_seconds": judging - running, "seconds": now - judging}
 
 
 def _is_missing(state: NextState | None) -> bool:
@@ -196,6 +202,7 @@ def feedback_metrics(feedbacks: Sequence[Feedback]) -> dict[str, list[float]]:
     | `judge/hinted` | turns with a verdict | has at least one hint |
     | `judge/seconds` | turns shown to the judge | (seconds, not a share) |
     | `feedback/failed/<kind>` | turns | failed in that way (`FeedbackFailure`) |
+    | `next_state/seconds` | turns | (seconds, not a share) |
     | `next_state/missing` | turns | had none, without any failure |
     | `next_state/satisfied` | turns whose next state knows | pleased |
 
@@ -212,6 +219,7 @@ def feedback_metrics(feedbacks: Sequence[Feedback]) -> dict[str, list[float]]:
     metrics |= _split("feedback/failed", get_args(FeedbackFailure), [f.failure for f in feedbacks])
     metrics["judge/hinted"] = [float(bool(f.hints)) for f in feedbacks if f.verdict]
     metrics["judge/seconds"] = [f.seconds for f in feedbacks if _outcome(f) != "none"]
+    metrics["next_state/seconds"] = [f.next_state_seconds for f in feedbacks]
     metrics["next_state/missing"] = [float(_is_missing(f.turn.next_state) and not f.failure) for f in feedbacks]
     metrics["next_state/satisfied"] = [float(satisfied) for satisfied in known if satisfied is not None]
     return metrics

@@ -1,6 +1,7 @@
 """The judge's score as a plain TRL reward function, for stock `GRPOTrainer` with its group normalisation."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class HindsightReward:
 
     Attributes:
         last (`list[Feedback]`): The feedback of the latest call.
+        seconds (`float`): How long that call took.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class HindsightReward:
         ids = [eos_token_ids] if isinstance(eos_token_ids, int) else eos_token_ids
         self.eos_token_ids = None if ids is None else frozenset(ids)
         self.last: list[Feedback] = []
+        self.seconds = 0.0
         # TRL names a reward function by this in `rewards/<name>/mean`.
         self.__name__ = "judge"
 
@@ -92,6 +95,7 @@ class HindsightReward:
         Returns:
             -1, 0, 1 or `None` per row.
         """
+        started = time.perf_counter()
         try:
             turns = self._turns(prompts, completions, completion_ids)
             self.last = await collect_feedback(
@@ -107,6 +111,7 @@ class HindsightReward:
             bare = [Turn(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
             self.last = [Feedback(turn, failure="judge_failed", detail=repr(error)) for turn in bare]
         self._log(log_extra, log_metric)
+        self.seconds = time.perf_counter() - started
         return [None if feedback.score is None else float(feedback.score) for feedback in self.last]
 
     def _turns(

@@ -170,6 +170,7 @@ class Feedback:
             next state has neither verdict nor failure.
         seconds: How long the judge took.
         detail: The error's text, for the logs.
+        next_state_seconds: How long the next state took.
     """
 
     turn: Turn
@@ -177,6 +178,7 @@ class Feedback:
     failure: FeedbackFailure | None = None
     seconds: float = 0.0
     detail: str = ""
+    next_state_seconds: float = 0.0
 
     @property
     def score(self) -> int | None:

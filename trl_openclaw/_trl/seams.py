@@ -7,9 +7,8 @@ the package overrides the seams and never a private name, so a new TRL release m
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -99,6 +98,10 @@ class SeamGRPOTrainer(GRPOTrainer):
         """Return the factor that a micro-batch's loss is multiplied with."""
         return 1.0
 
+    def timed(self, part: str) -> AbstractContextManager[None]:
+        """Entered around what takes time in a step: `"generate"`, `"tokenize"`, `"rewards"`."""
+        return nullcontext()
+
     # What the seams may use
 
     @property
@@ -150,15 +153,6 @@ class SeamGRPOTrainer(GRPOTrainer):
         """Add a number to the next log. The main process's log is the one that is kept."""
         self._metrics[self.mode][name].append(value)
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Record how long the block takes on this process, in seconds."""
-        started = time.perf_counter()
-        yield
-        if self.accelerator.device.type != "cpu":  # kernels are queued, and the clock must not stop before they end
-            torch.accelerator.synchronize()
-        self.record_metric(name, time.perf_counter() - started)
-
     def drop_metrics(self, *names: str) -> None:
         """Forget metrics that mean nothing in this run."""
         for name in names:
@@ -196,8 +190,12 @@ class SeamGRPOTrainer(GRPOTrainer):
 
     def _generate(self, prompts):
         self.empty_rows = None
-        with self.timed("generate/seconds"):
+        with self.timed("generate"):
             return super()._generate(prompts)
+
+    def _tokenize_prompts(self, prompts):
+        with self.timed("tokenize"):
+            return super()._tokenize_prompts(prompts)
 
     def _generate_single_turn(self, *args, **kwargs):
         completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
@@ -232,7 +230,7 @@ class SeamGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         # TRL warns about every row without a reward and prints the row. Such rows are ordinary here and counted in
         # the metrics, and what users wrote does not belong in a log unasked.
-        with _silenced("trl.trainer.grpo_trainer", UNREWARDED_WARNING), self.timed("feedback/seconds"):
+        with _silenced("trl.trainer.grpo_trainer", UNREWARDED_WARNING), self.timed("rewards"):
             rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self.on_rewards(prompts, completion_ids_list, rewards_per_func)
         return rewards_per_func

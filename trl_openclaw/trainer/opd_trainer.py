@@ -48,6 +48,7 @@ from .model_card import write_model_card
 from .opd_config import OPDConfig
 from .records import record_candidates, record_gap, record_leakage, record_lesson, record_token_losses
 from .self_test import run_self_test
+from .step_profile import ProfiledSteps
 from .teacher_pass import Lesson, TeacherPass
 
 logger = get_logger(__name__)
@@ -68,7 +69,7 @@ class Rollout:
     rewards_per_func: torch.Tensor
 
 
-class OPDTrainer(SeamGRPOTrainer):
+class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
     """
     Trainer for hindsight-guided on-policy distillation (OPD), from [OpenClaw-RL](https://huggingface.co/papers/2603.10165).
 
@@ -281,6 +282,7 @@ class OPDTrainer(SeamGRPOTrainer):
 
     def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
         self._rollout = Rollout(prompts, completion_ids, rewards_per_func)
+        self.profile.divide_rewards(self.feedback)
         for listener in self.feedback_listeners:
             listener(self.mode, self.feedback.last)
 
@@ -324,7 +326,7 @@ class OPDTrainer(SeamGRPOTrainer):
         generator = random.Random(f"{place} {rollout.completion_ids}")
         hints = self._hint_candidates(inputs, batch, rollout, generator)
         sampled = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
-        with self.timed("teacher/seconds"):
+        with self.timed("teacher"):
             candidates = render_candidates(
                 rollout.prompts,
                 hints,
