@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from trl_openclaw._trl import disable_functional_dropout, largest_dropout
+from trl_openclaw.dropout import disable_functional_dropout, largest_dropout
 
 
 class Attention(nn.Module):

@@ -12,6 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "trl_openclaw"
 ORDER = [
     {"config_file", "cores", "signals"},  # what a command line needs of the system
     {"types", "errors", "calls"},  # plain values, which everything else speaks in, and what Python knows of a callable
+    {"prefix_plan", "dropout"},  # what rows have in common, and a property of a model
+    {"shared_prefix"},  # a model's forward pass that runs what rows have in common once
     {"_trl"},  # TRL's private names, wrapped: knows nothing of what we do with them
     {"lm_head"},  # a model's LM head as tensors
     {"losses", "hints", "scoring", "hint_selection", "leakage", "format_tokens"},  # pure functions of tensors and texts

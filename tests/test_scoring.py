@@ -8,6 +8,7 @@ from tiny import tiny_llama
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_openclaw.scoring import TeacherRow, TokenScorer
+from trl_openclaw.shared_prefix import PrefixSharing
 
 PAD = 257
 ROWS = [
@@ -18,8 +19,12 @@ ROWS = [
 ]
 
 
-def scorer(batch_size: int = 4, pad: int = PAD) -> TokenScorer:
-    return TokenScorer(Accelerator(cpu=True), pad, batch_size)
+def scorer(
+    token_budget: int | None = None, pad: int = PAD, share: bool = True, temperature: float = 1.0
+) -> TokenScorer:
+    accelerator = Accelerator(cpu=True)
+    sharing = PrefixSharing(accelerator, pass_cost=0) if share else None  # shares as soon as there is anything to share
+    return TokenScorer(accelerator, pad, token_budget, temperature, sharing=sharing)
 
 
 def fused(model, temperature: float = 1.0):
@@ -36,10 +41,11 @@ def dense_reference(model, row: TeacherRow, temperature: float = 1.0) -> torch.T
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("batch_size", [1, 3, 4])
-def test_equals_log_softmax_of_each_row_alone(temperature, batch_size):
+@pytest.mark.parametrize("token_budget", [22, 40, None])
+@pytest.mark.parametrize("share", [False, True])
+def test_equals_log_softmax_of_each_row_alone(temperature, token_budget, share):
     model = fused(tiny_llama(), temperature)
-    scores = scorer(batch_size).score(model, ROWS)
+    scores = scorer(token_budget, share=share).score(model, ROWS)
     assert scores.per_token_logps.shape == (4, 7)
     for i, row in enumerate(ROWS):
         expected = dense_reference(model, row, temperature)
@@ -56,10 +62,10 @@ def test_what_is_not_there_is_nan_and_masked():
 
 def test_padding_order_and_other_rows_change_nothing():
     model = fused(tiny_llama())
-    alone = scorer(1).score(model, [ROWS[1]]).per_token_logps[0, 0]
+    alone = scorer().score(model, [ROWS[1]]).per_token_logps[0, 0]
     for rows in (ROWS, ROWS[::-1], [ROWS[1], ROWS[3]]):
         for pad in (PAD, 0):
-            scores = scorer(4, pad).score(model, rows)
+            scores = scorer(None, pad).score(model, rows)
             torch.testing.assert_close(scores.per_token_logps[rows.index(ROWS[1]), 0], alone, atol=1e-5, rtol=1e-5)
 
 
@@ -102,7 +108,7 @@ def test_virtual_tokens_of_prompt_tuning_are_not_cut_off():
     with torch.no_grad():
         logps = model(input_ids=ids).logits[0, 3:].log_softmax(-1)
     expected = torch.stack([logps[len(row.prompt_ids) + t - 1, token] for t, token in enumerate(row.completion_ids)])
-    scored = scorer(1).score(model, [row]).per_token_logps[0]
+    scored = scorer().score(model, [row]).per_token_logps[0]
     torch.testing.assert_close(scored, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -115,11 +121,61 @@ def test_a_log_prob_that_is_not_finite_is_missing():
     assert not scores.mask.any()
 
 
+def hinted_rows() -> list[TeacherRow]:
+    """Three completions of each of two prompts, under two hints of different lengths, in no good order."""
+    found = [
+        TeacherRow([258, *range(p, p + 40 + p), *hint, 7, 8], [100 + p + c] * (3 + c))
+        for p in (1, 5)
+        for c in range(3)
+        for hint in ([200, 201, 202], [203] * 11)
+    ]
+    return [found[i] for i in (7, 2, 9, 0, 4, 11, 1, 10, 3, 8, 5, 6)]
+
+
+class TestSharing:
+    @pytest.mark.parametrize("share", [False, True])
+    @pytest.mark.parametrize("token_budget", [62, 200, None])
+    def test_rows_of_a_tree_are_scored_as_each_row_alone(self, share, token_budget):
+        model = fused(tiny_llama())
+        scores = scorer(token_budget, share=share).score(model, hinted_rows())
+        for row, found in zip(hinted_rows(), scores.per_token_logps, strict=True):
+            expected = dense_reference(model, row)
+            torch.testing.assert_close(found[: len(expected)], expected, atol=1e-5, rtol=1e-5)
+
+    def test_what_rows_have_in_common_is_run_once(self):
+        model = fused(tiny_llama())
+        shared, full = (self.tokens_run(model, scorer(share=share)) for share in (True, False))
+        assert full == 12 * max(row.length for row in hinted_rows())
+        # Per prompt: itself, two hints of which the longer reaches into the completions' pass, and six completions.
+        assert shared < full / 2
+
+    def tokens_run(self, model, scorer) -> int:
+        scorer.score(model, [hinted_rows()[0]] * 2)  # tries the model out
+        seen = []
+        handle = model.get_input_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        scorer.score(model, hinted_rows())
+        handle.remove()
+        return sum(ids.numel() for ids in seen)
+
+    @pytest.mark.parametrize("share", [False, True])
+    def test_no_pass_exceeds_the_budget(self, share):
+        model, seen = fused(tiny_llama()), []
+        model.register_forward_pre_hook(lambda m, a, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True)
+        scorer(200, share=share).score(model, hinted_rows())
+        assert len(seen) >= 3
+        assert max(seen) <= 200
+
+    @pytest.mark.parametrize("share", [False, True])
+    def test_a_budget_smaller_than_a_row(self, share):
+        with pytest.raises(ValueError, match="`teacher_token_budget=21` is smaller than one row: .* have 22 tokens"):
+            scorer(21, share=share).score(fused(tiny_llama()), ROWS)
+
+
 class TestMoreThanLogProbs:
-    @pytest.mark.parametrize("batch_size", [1, 3, 4])
-    def test_best_tokens_and_log_probs_of_any_tokens(self, batch_size):
+    @pytest.mark.parametrize("token_budget", [22, 40, None])
+    def test_best_tokens_and_log_probs_of_any_tokens(self, token_budget):
         model = fused(tiny_llama(), 0.7)
-        found = TokenScorer(Accelerator(cpu=True), PAD, batch_size, 0.7).score(model, ROWS, topk=5, keep_states=True)
+        found = scorer(token_budget, temperature=0.7).score(model, ROWS, topk=5, keep_states=True)
         assert found.topk_ids.shape == (4, 7, 5)
         anything = torch.randint(0, 259, (4, 7, 9), generator=torch.Generator().manual_seed(0))
         logps = found.states.log_probs_at(anything)

@@ -11,6 +11,11 @@ from torch import nn
 
 from ._trl import completion_positions_only, pad
 from .lm_head import LMHead, TokenStates
+from .prefix_plan import fill_batches, make_batches
+from .shared_prefix import PrefixSharing
+
+TOKEN_BUDGET = 16_384
+"""Tokens in one of a teacher's forward passes, unless its configuration says something else."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,11 @@ class TeacherRow:
 
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
+
+    @property
+    def length(self) -> int:
+        """Tokens of both."""
+        return len(self.prompt_ids) + len(self.completion_ids)
 
 
 @dataclass(frozen=True)
@@ -54,24 +64,28 @@ class TokenScorer:
     Args:
         accelerator: Device, autocast and collectives, the student's own.
         pad_token_id: Filler outside the masks; its value changes no number.
-        batch_size: Rows per forward pass.
+        token_budget: Tokens in one forward pass: rows times the longest of them. `None` for 16,384, or one row where
+            that is longer.
         temperature: What the fused LM heads divide their logits by.
         head_in_float32: Whether they run in float32 whatever the rest does.
+        sharing: Runs the beginnings that rows have in common once; `None` to run every row in full.
     """
 
     def __init__(
         self,
         accelerator: Accelerator,
         pad_token_id: int,
-        batch_size: int,
+        token_budget: int | None = None,
         temperature: float = 1.0,
         head_in_float32: bool = False,
+        sharing: PrefixSharing | None = None,
     ):
         self.accelerator = accelerator
         self.pad_token_id = pad_token_id
-        self.batch_size = batch_size
+        self.token_budget = token_budget
         self.temperature = temperature
         self.head_in_float32 = head_in_float32
+        self.sharing = sharing
 
     @torch.no_grad()
     def score(
@@ -85,23 +99,40 @@ class TokenScorer:
         Args:
             topk: How many of the most likely tokens to name at each position; 0 for none.
             keep_states: Whether to keep the last hidden states, for log-probs of tokens that are chosen later.
+
+        Raises:
+            ValueError: On every rank, when a row of one of them is longer than the token budget.
         """
         width = max((len(row.completion_ids) for row in rows), default=0)
         answer = _Answer(len(rows), width, self.accelerator.device)
-        # Rows of like length share a micro-batch, which saves padding; the order of the answer is the caller's.
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i].prompt_ids) + len(rows[i].completion_ids))
+        batches = self._batches(model, rows, at_least=int(bool(topk or keep_states)))
         filler = [TeacherRow([self.pad_token_id], [self.pad_token_id])]
         with _evaluating(model):
-            for index in range(self._num_batches(len(rows), at_least=int(bool(topk or keep_states)))):
-                chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
+            for chosen in batches:
                 lengths = [len(rows[i].completion_ids) for i in chosen]
                 scored = self._score_batch(model, [rows[i] for i in chosen] or filler, topk, keep_states)
                 answer.add(chosen, lengths, scored)
         return answer.scores()
 
-    def _num_batches(self, num_rows: int, at_least: int) -> int:
-        local = torch.tensor([-(-num_rows // self.batch_size)], device=self.accelerator.device)
-        return max(int(self.accelerator.gather(local).max()), at_least)
+    def _batches(self, model: nn.Module, rows: Sequence[TeacherRow], at_least: int) -> list[list[int]]:
+        """Which rows go together, and empty batches where another rank has more."""
+        longest = max((row.length for row in rows), default=0)
+        budget = self.token_budget or max(TOKEN_BUDGET, longest)
+        widths = [row.length for row in rows]
+        if self.sharing is not None and self.sharing.works_for(model):
+            tokens = [[*row.prompt_ids, *row.completion_ids] for row in rows]
+            limits = [len(row.prompt_ids) - 1 for row in rows]
+            batches = make_batches(tokens, limits, widths, self.sharing.pass_cost, budget)
+        else:
+            batches = fill_batches(widths, budget)
+        local = torch.tensor([len(batches), longest], device=self.accelerator.device)
+        most, longest = self.accelerator.gather(local).view(-1, 2).amax(0).tolist()
+        if longest > budget:
+            raise ValueError(
+                f"`teacher_token_budget={budget}` is smaller than one row: a hinted prompt and its completion have "
+                f"{longest} tokens. Raise it, or leave it out."
+            )
+        return batches + [[] for _ in range(max(most, at_least) - len(batches))]
 
     def _score_batch(
         self, model: nn.Module, rows: Sequence[TeacherRow], topk: int, keep_states: bool
@@ -134,7 +165,10 @@ class TokenScorer:
 
         unwrapped = self.accelerator.unwrap_model(model)
         reader = read if topk or keep_states else None
-        with self.accelerator.autocast(), completion_positions_only(unwrapped, kwargs, keep, reader):
+        with (
+            self.accelerator.autocast(),
+            completion_positions_only(unwrapped, kwargs, keep, reader, self.sharing),
+        ):
             outputs = model(**kwargs, fused_lm_head=True)
         return scored | {"per_token_logps": outputs.log_probs[:, -keep:].float()}
 
@@ -152,13 +186,15 @@ class _Answer:
     def add(self, chosen: Sequence[int], lengths: Sequence[int], scored: dict[str, Any]) -> None:
         """Put the results of the rows `chosen` in their places, as far as their completions reach."""
         self.head = scored.pop("head", None)
+        found = torch.arange(max(lengths, default=0)) < torch.tensor(lengths).unsqueeze(1)
+        row, token = (index.to(self.device) for index in found.nonzero(as_tuple=True))
+        place = torch.tensor(chosen, dtype=torch.long, device=self.device)[row]
         for name, values in scored.items():
             if name not in self.tensors:
                 shape = (self.rows, self.width, *values.shape[2:])
                 missing = float("nan") if name == "per_token_logps" else 0
                 self.tensors[name] = torch.full(shape, missing, dtype=values.dtype, device=self.device)
-            for i, length, row in zip(chosen, lengths, values, strict=False):
-                self.tensors[name][i, :length] = row[:length]
+            self.tensors[name][place, token] = values[row, token]
 
     def scores(self) -> TeacherScores:
         """What was collected."""

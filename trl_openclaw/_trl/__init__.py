@@ -7,7 +7,8 @@ from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_con
 from trl.trainer.utils import maybe_gather_lm_head_ctx as gathered
 
 from .forward import completion_positions_only
-from .models import disable_functional_dropout, largest_dropout, prepare_scoring_model, use_small_tiles
+from .generation import as_rewards_see
+from .models import prepare_scoring_model, use_small_tiles
 from .seams import SIGNATURES, UNREWARDED_WARNING, SeamGRPOTrainer
 
 __all__ = [
@@ -16,14 +17,13 @@ __all__ = [
     "ChunkedDivergenceFunction",
     "SeamGRPOTrainer",
     "add_fused_lm_head",
+    "as_rewards_see",
     "chunked_divergence",
     "chunked_logprob",
     "completion_positions_only",
     "create_model_from_path",
-    "disable_functional_dropout",
     "disable_gradient_checkpointing",
     "gathered",
-    "largest_dropout",
     "get_config_model_id",
     "pad",
     "prepare_scoring_model",

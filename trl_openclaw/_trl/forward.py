@@ -1,13 +1,18 @@
 """The one call of a model that TRL makes per batch: what the LM head need not see is cut, and the result is shown."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import is_peft_model
 from torch import nn
+
+from ..shared_prefix import TEXT_INPUTS, PrefixSharing
 
 
 class ObservedForward:
@@ -20,6 +25,7 @@ class ObservedForward:
         model: The (wrapped) student.
         keep: Number T of completion positions.
         show: Called with the detached log-probs `(B, T)` right after the forward.
+        sharing: Runs what rows have in common once.
 
     Attributes:
         token_losses: Called inside the forward with log-probs `(B, T)`, hidden states `(B, T, H)` and the unwrapped
@@ -31,14 +37,19 @@ class ObservedForward:
     added: torch.Tensor | None = None
 
     def __init__(
-        self, model: nn.Module, accelerator: Accelerator, keep: int, show: Callable[[torch.Tensor], None] | None = None
+        self,
+        model: nn.Module,
+        accelerator: Accelerator,
+        keep: int,
+        show: Callable[[torch.Tensor], None] | None = None,
+        sharing: PrefixSharing | None = None,
     ):
-        self.model, self.accelerator, self.keep, self.show = model, accelerator, keep, show
+        self.model, self.accelerator, self.keep, self.show, self.sharing = model, accelerator, keep, show, sharing
 
     def __call__(self, **kwargs: Any) -> Any:
         unwrapped = self.accelerator.unwrap_model(self.model)
         read = self._add_losses if self.token_losses is not None else None
-        with completion_positions_only(unwrapped, kwargs, self.keep, read):
+        with completion_positions_only(unwrapped, kwargs, self.keep, read, self.sharing):
             outputs = self.model(**kwargs)
         if read is not None:
             self.added = outputs.loss
@@ -58,6 +69,7 @@ def completion_positions_only(
     kwargs: dict[str, Any],
     keep: int,
     read: Callable[[Any, torch.Tensor, nn.Module], None] | None = None,
+    sharing: PrefixSharing | None = None,
 ) -> Iterator[None]:
     """Let TRL's fused LM head see only the last `keep` tokens, by cutting the backbone's output and the labels alike.
 
@@ -66,11 +78,13 @@ def completion_positions_only(
 
     Args:
         model: The unwrapped model, with a fused LM head, perhaps inside a PEFT model.
-        kwargs: The keyword arguments of the coming call; `labels` `(B, P + T)` is replaced.
+        kwargs: The keyword arguments of the coming call; `labels` `(B, P + T)` is replaced, and `position_ids` added,
+            so that padding moves nothing in models whose positions are absolute.
         keep: Number T of trailing positions that carry labels.
         read: Called inside the forward, where parameters that an engine spreads over processes can be gathered, with
             the output, the hidden states `(B, T, H)` that its last T log-probs were made of, and the bare model. It may
             set fields of the output. Not for virtual tokens.
+        sharing: Runs the backbone once for what rows have in common. Makes this a collective.
     """
     if is_peft_model(model):
         if model.active_peft_config.is_prompt_learning:  # virtual tokens shift positions inside PEFT's own forward
@@ -78,8 +92,13 @@ def completion_positions_only(
             yield
             return
         model = model.get_base_model()
+    backbone = model.base_model
+    if set(kwargs) <= TEXT_INPUTS and "position_ids" in inspect.signature(backbone.forward).parameters:
+        kwargs["position_ids"] = (kwargs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    rows = sharing.find(model, kwargs, keep) if sharing is not None else None
+    kwargs["labels"] = kwargs["labels"][:, -(keep + 1) :]
     states: list[torch.Tensor] = []
-    forward = model.forward
+    forward, run_backbone = model.forward, backbone.forward
 
     def cut(_module: nn.Module, _args: Any, output: Any) -> Any:
         output.last_hidden_state = output.last_hidden_state[:, -(keep + 1) :]
@@ -92,13 +111,54 @@ def completion_positions_only(
         read(output, states.pop(), model)
         return output
 
-    kwargs["labels"] = kwargs["labels"][:, -(keep + 1) :]
-    handle = model.base_model.register_forward_hook(cut)
-    if read is not None:  # a hook of the model would not do: PEFT calls its `forward` past all hooks
-        model.forward = read_forward
+    def shared_forward(**kwargs: Any) -> Any:
+        assert sharing is not None
+        assert rows is not None
+        return sharing.run(rows, model, run_backbone, keep, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(_hooked(backbone, cut))
+        if rows is not None:
+            stack.enter_context(replaced(backbone, "forward", shared_forward))
+        if read is not None:  # a hook of the model would not do: PEFT calls its `forward` past all hooks
+            stack.enter_context(replaced(model, "forward", read_forward))
+        yield
+
+
+@contextmanager
+def shared_prefill(model: nn.Module, sharing: PrefixSharing | None) -> Iterator[None]:
+    """Let generation run a prompt that stands in several rows once.
+
+    Args:
+        model: The unwrapped model, perhaps inside a PEFT model.
+        sharing: Runs the prompts; `None` to run every row.
+    """
+    if sharing is None:
+        yield
+        return
+    backbone = (model.get_base_model() if is_peft_model(model) else model).base_model
+    with replaced(backbone, "forward", functools.wraps(backbone.forward)(partial(sharing.prefill, backbone.forward))):
+        yield
+
+
+@contextmanager
+def _hooked(module: nn.Module, hook: Callable) -> Iterator[None]:
+    handle = module.register_forward_hook(hook)
     try:
         yield
     finally:
         handle.remove()
-        if read is not None:
-            model.forward = forward
+
+
+@contextmanager
+def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute for a while; what it had of its own, or had not, comes back."""
+    before = vars(thing).get(name)
+    setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(thing, name)
+        else:
+            setattr(thing, name, before)

@@ -7,6 +7,8 @@ from trl.kernels import chunked_divergence, chunked_logprob
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
+from ..dropout import disable_functional_dropout
+
 
 def use_small_tiles() -> None:
     """Let TRL's kernels of the LM head work on fewer positions at once, for devices without Triton.
@@ -15,25 +17,6 @@ def use_small_tiles() -> None:
     that no cache holds; with 128 they take a tenth of the memory, and less time. No number changes but for rounding.
     """
     chunked_logprob.TOKEN_CHUNK_SIZE = chunked_divergence.TOKEN_CHUNK_SIZE = 128
-
-
-def disable_functional_dropout(model: nn.Module) -> None:
-    """Set dropout probabilities that modules keep as plain numbers, such as `attention_dropout`, to 0."""
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-
-
-def largest_dropout(model: nn.Module) -> float:
-    """The largest dropout probability in use, of `nn.Dropout` or kept as a plain number."""
-    probabilities = [
-        value
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, float) and ("drop" in name or (name == "p" and isinstance(module, nn.Dropout)))
-    ]
-    return max(probabilities, default=0.0)
 
 
 def prepare_scoring_model(model: PreTrainedModel, trainer: GRPOTrainer) -> nn.Module:

@@ -7,6 +7,7 @@ the package overrides the seams and never a private name, so a new TRL release m
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
@@ -19,8 +20,12 @@ from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from .forward import ObservedForward
-from .models import disable_functional_dropout, use_small_tiles
+from ..dropout import disable_functional_dropout
+from ..shared_prefix import PrefixSharing
+from .batches import keep_prompts_together
+from .forward import ObservedForward, replaced, shared_prefill
+from .generation import announced
+from .models import use_small_tiles
 
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
@@ -35,6 +40,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "_generate_single_turn": (
         "self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images",
     ),
+    "_prepare_inputs": ("self", "generation_batch"),
     "_set_signature_columns_if_needed": ("self",),
     "_tokenize_prompts": ("self", "prompts"),
 }  # fmt: skip
@@ -51,8 +57,16 @@ class SeamGRPOTrainer(GRPOTrainer):
     extra_columns: tuple[str, ...] = ()
     """Dataset columns to keep when `remove_unused_columns=True`."""
 
+    _buffered_inputs: list[dict[str, Any]] | None
+
     adds_token_losses: bool = False
-    """Whether `token_losses` has something to add to TRL's loss."""
+    """Whether `token_losses` is called; it may still have nothing to add."""
+
+    reads_old_policy: bool = False
+    """Whether `read_old_policy` is called."""
+
+    announces_completions: bool = False
+    """Whether `on_completion` is to be called."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -61,6 +75,9 @@ class SeamGRPOTrainer(GRPOTrainer):
         if self.args.disable_dropout:  # TRL switches off `nn.Dropout` only
             disable_functional_dropout(self.model)
         self.empty_rows: list[bool] | None = None
+        self._awaits_old_policy = False
+        shares = getattr(self.args, "prefix_sharing", False)
+        self.prefix_sharing = PrefixSharing(self.accelerator) if shares else None
         rollout_func = getattr(self, "rollout_func", None)
         if rollout_func is not None:
             self.rollout_func = self._fill_empty_rollouts(rollout_func)
@@ -70,8 +87,18 @@ class SeamGRPOTrainer(GRPOTrainer):
     def before_sampling(self, inputs: list[dict[str, Any]]) -> None:
         """Called on every rank with the rows of a generation batch, before anything is sampled."""
 
+    def on_completion(self, row: int, completion_ids: list[int]) -> None:
+        """Called for a row of this rank that ended, with its ids, while other rows are still being sampled.
+
+        Not for rows that end with the batch or are cut, nor where a completion is more than one call's ids (tools,
+        environments, rollout functions) or does not come from transformers' `generate`.
+        """
+
     def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
         """Called once per generation batch with this rank's prompts and sampled ids, and all ranks' rewards."""
+
+    def batch_over(self) -> None:
+        """Called once a generation batch is sampled and has its rewards, or when an error ended it."""
 
     def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
         """Return the scored generation batch, with whatever the loss will need added to it."""
@@ -83,8 +110,8 @@ class SeamGRPOTrainer(GRPOTrainer):
 
     def token_losses(
         self, inputs: dict[str, Any], per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module
-    ) -> torch.Tensor:
-        """Return losses `(B, T)` to add to TRL's loss per token. Called inside the student's forward.
+    ) -> torch.Tensor | None:
+        """Return losses `(B, T)` to add to TRL's loss per token, or `None`. Called inside the student's forward.
 
         Args:
             inputs: The micro-batch.
@@ -93,6 +120,15 @@ class SeamGRPOTrainer(GRPOTrainer):
             model: The unwrapped model, for its LM head.
         """
         raise NotImplementedError
+
+    def read_old_policy(self, per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module) -> None:
+        """Called inside TRL's own pass of the policy over a sampled batch, part by part, where TRL makes one.
+
+        Args:
+            per_token_logps: The log-probs `(n, T)` of some rows, in the order of the batch.
+            hidden: The last hidden states `(n, T, H)` that they were made of.
+            model: The unwrapped model, for its LM head.
+        """
 
     def loss_scale(self, inputs: dict[str, Any]) -> torch.Tensor | float:
         """Return the factor that a micro-batch's loss is multiplied with."""
@@ -118,6 +154,13 @@ class SeamGRPOTrainer(GRPOTrainer):
     def has_environment(self) -> bool:
         """Whether an environment supplies the prompts that a dataset leaves out."""
         return self.environment_factories is not None
+
+    @property
+    def scores_old_policy(self) -> bool:
+        """Whether TRL scores each sampled batch with the policy once more, since it may move before the last use."""
+        uses = self.args.steps_per_generation * self.num_iterations
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction
+        return self.args.gradient_accumulation_steps % uses != 0 or corrected
 
     @property
     def uses_router_aux_loss(self) -> bool:
@@ -158,20 +201,37 @@ class SeamGRPOTrainer(GRPOTrainer):
         for name in names:
             self._metrics[self.mode].pop(name, None)
 
-    def record_column(self, name: str, values: Sequence[Any]) -> None:
-        """Add a column of this rank's values to the completions table. All ranks must call it alike."""
-        self._logs["extra"][name].extend(gather_object(list(values)))
+    def record_column(self, name: str, values: Sequence[Any], *, replace: bool = False) -> None:
+        """Add a column of this rank's values to the completions table. All ranks must call it alike.
+
+        Args:
+            name: The column.
+            values: One per row of the sampled batch.
+            replace: Whether they take the place of the latest ones.
+        """
+        found = gather_object(list(values))
+        _extend(self._logs["extra"][name], found, replace)
 
     def replace_logged_advantages(self, values: torch.Tensor) -> None:
         """Replace the latest advantages in the completions table by all ranks' `values` `(world * B,)`."""
-        logged = self._logs["advantages"]
-        for _ in range(min(len(values), len(logged))):
-            logged.pop()
-        logged.extend(values.tolist())
+        _extend(self._logs["advantages"], values.tolist(), replace=True)
 
-    def tokenize_prompts(self, prompts: list) -> list[list[int]]:
-        """Token ids of `prompts`, rendered exactly as the sampled ones are. One prompt per row of the batch."""
-        return self._tokenize_prompts(prompts)[0]
+    def tokenize_prompts(self, prompts: list, rows: Sequence[int] | None = None) -> list[list[int]]:
+        """Token ids of `prompts`, rendered exactly as the sampled ones are. Equal ones are rendered once.
+
+        Args:
+            prompts: The prompts.
+            rows: The row of the batch that each belongs to, whose tools it is shown. By default the rows in order.
+        """
+        owners = range(len(prompts)) if rows is None else rows
+        tools = [self._batch_environments[i] for i in owners] if self.has_environment else [None] * len(prompts)
+        keys = [(repr(prompt), shown) for prompt, shown in zip(prompts, tools, strict=True)]
+        distinct = dict(zip(keys, prompts, strict=True))
+        if not distinct:
+            return []
+        with replaced(self, "_batch_environments", [shown for _, shown in distinct]):
+            ids = dict(zip(distinct, self._tokenize_prompts(list(distinct.values()))[0], strict=True))
+        return [ids[key] for key in keys]
 
     def student_logps(self, batch: dict[str, torch.Tensor], rows: slice) -> torch.Tensor:
         """The student's log-probs `(n, T)` of some rows of a batch, computed just as the loss computes them."""
@@ -179,14 +239,32 @@ class SeamGRPOTrainer(GRPOTrainer):
         mask = torch.cat([batch["prompt_mask"][rows], batch["completion_mask"][rows]], dim=1)
         width = batch["completion_ids"].size(1)
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            observed = ObservedForward(self.model, self.accelerator, width)
-            return self._get_per_token_logps_and_entropies(observed, ids, mask, width)[0]
+            return self._get_per_token_logps_and_entropies(self.model, ids, mask, width)[0]
 
     # TRL's private steps
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
         self._signature_columns += [name for name in self.extra_columns if name not in self._signature_columns]
+
+    def _prepare_inputs(self, generation_batch):
+        buffered = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if self.prefix_sharing is None or self._buffered_inputs is None or self._buffered_inputs is buffered:
+            return inputs
+        self._buffered_inputs = keep_prompts_together(self._buffered_inputs)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
+        if not isinstance(model, ObservedForward):
+            model = ObservedForward(model, self.accelerator, logits_to_keep, sharing=self.prefix_sharing)
+            # The old policy comes first: after it the same module, with another adapter, may be TRL's reference.
+            if self._awaits_old_policy:
+                model.token_losses = self.read_old_policy
+            self._awaits_old_policy = False
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
 
     def _generate(self, prompts):
         self.empty_rows = None
@@ -197,8 +275,12 @@ class SeamGRPOTrainer(GRPOTrainer):
         with self.timed("tokenize"):
             return super()._tokenize_prompts(prompts)
 
-    def _generate_single_turn(self, *args, **kwargs):
-        completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, *args, **kwargs):
+        prefill = shared_prefill(self.accelerator.unwrap_model(self.model), self.prefix_sharing)
+        with prefill, announced(self, images, multimodal_fields):
+            completion_ids, logprobs = super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, *args, **kwargs
+            )
         if self.empty_rows is None:  # later calls continue a tool loop, where TRL allows an empty turn
             completion_ids, logprobs = self._fill_empty(completion_ids, logprobs)
         return completion_ids, logprobs
@@ -237,7 +319,11 @@ class SeamGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         self.before_sampling(inputs)
-        batch = super()._generate_and_score_completions(inputs)
+        self._awaits_old_policy = self.reads_old_policy and self.scores_old_policy
+        try:
+            batch = super()._generate_and_score_completions(inputs)
+        finally:
+            self.batch_over()
         return self.extend_batch(inputs, batch)
 
     def _compute_loss(self, model, inputs):
@@ -246,7 +332,8 @@ class SeamGRPOTrainer(GRPOTrainer):
         def set_advantages(per_token_logps: torch.Tensor) -> None:
             inputs["advantages"] = self.token_advantages(inputs, per_token_logps if old is None else old)
 
-        observed = ObservedForward(model, self.accelerator, inputs["completion_ids"].size(1), set_advantages)
+        width = inputs["completion_ids"].size(1)
+        observed = ObservedForward(model, self.accelerator, width, set_advantages, self.prefix_sharing)
         if self.adds_token_losses:
             observed.token_losses = partial(self.token_losses, inputs)
         loss = super()._compute_loss(observed, inputs)
@@ -277,6 +364,13 @@ class SeamGRPOTrainer(GRPOTrainer):
         else:
             loss = (masked.sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
         return loss / accumulation
+
+
+def _extend(logged: deque, values: Sequence[Any], replace: bool) -> None:
+    """Add a batch's values to a column of the completions table, or put them in place of the latest batch's."""
+    for _ in range(min(len(values), len(logged)) if replace else 0):
+        logged.pop()
+    logged.extend(values)
 
 
 @contextmanager

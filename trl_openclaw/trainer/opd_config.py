@@ -46,8 +46,13 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
             An external teacher with the student's tokenizer.
         teacher_model_init_kwargs (`dict` or `str`, *optional*):
             Loading arguments of the external teacher that differ from the student's `model_init_kwargs`.
-        teacher_batch_size (`int`, *optional*):
-            Rows per teacher forward pass. Defaults to `per_device_train_batch_size`.
+        teacher_token_budget (`int`, *optional*):
+            Tokens in one of the teacher's forward passes: rows times the longest of them. Defaults to 16,384, or one
+            row where that is longer.
+        prefix_sharing (`bool`, *optional*, defaults to `True`):
+            Run a prompt that several rows share once: in the student's forward and backward pass, for the teacher
+            (hints, too) and when sampling starts. Changes no number but for rounding. Where a model or a setting (such
+            as `gradient_checkpointing=True`) does not allow it, rows are run one by one, and a warning says so once.
         opd_loss (`str`, *optional*, defaults to `"sampled_token"`):
             How student and teacher are compared, see `docs/objectives.md`: `"sampled_token"` (GRPO's loss with the gap
             as advantage), `"topk_surrogate"` (the same over the k tokens of a support set), `"topk_reverse_kl"` (k
@@ -130,7 +135,7 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
 
     _NUMBERS: ClassVar[dict[str, Number]] = {
         **ObjectiveFields._OBJECTIVE_NUMBERS,
-        "teacher_batch_size": Number(whole=True, at_least=1, optional=True),
+        "teacher_token_budget": Number(whole=True, at_least=1, optional=True),
         "self_test_tolerance": Number(above=0, optional=True),
         "feedback_timeout": Number(above=0),
         "feedback_concurrency": Number(whole=True, at_least=1),
@@ -172,8 +177,11 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
     teacher_model_init_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Loading arguments of the external teacher that differ from the student's."}
     )
-    teacher_batch_size: int | None = field(
-        default=None, metadata={"help": "Rows per teacher forward. Defaults to `per_device_train_batch_size`."}
+    teacher_token_budget: int | None = field(
+        default=None, metadata={"help": "Tokens per teacher forward. Defaults to 16,384, or the longest row."}
+    )
+    prefix_sharing: bool = field(
+        default=True, metadata={"help": "Run a prompt that several rows share once, where the model allows it."}
     )
     hint_source: str = field(
         default="auto",
@@ -247,8 +255,9 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
             raise ValueError(
                 f"`teacher_ema_rate` and `teacher_ema_start` need `teacher='ema'`, but `teacher={self.teacher!r}`."
             )
-        if not isinstance(self.self_test, bool):
-            raise ValueError(f"`self_test` must be True or False, got {self.self_test!r}.")
+        for name in ("self_test", "prefix_sharing"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
         if not isinstance(self.teacher_model_name_or_path, str | None):
             raise ValueError(f"`teacher_model_name_or_path` must be text, got {self.teacher_model_name_or_path!r}.")
         if not isinstance(self.reward_weights, list | tuple | None):

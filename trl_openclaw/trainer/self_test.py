@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .._trl import SeamGRPOTrainer, largest_dropout
+from .._trl import SeamGRPOTrainer
+from ..dropout import largest_dropout
 from ..errors import SelfTestError
 from ..scoring import TeacherRow
 from ..teachers.local import LocalTeacher

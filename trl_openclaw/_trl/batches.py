@@ -1,0 +1,45 @@
+"""The rows of a generation batch on their way into micro-batches."""
+
+from typing import Any
+
+import torch
+from trl.trainer.utils import split_tensor_dict
+
+Batch = dict[str, Any]
+
+
+def keep_prompts_together(micro_batches: list[Batch]) -> list[Batch]:
+    """Exchange rows between shuffled micro-batches so that the rows of a prompt are neighbours.
+
+    The prompts stay in the order of their first rows. Batches with images, whose tensors do not have a row each, stay
+    as they are.
+
+    Args:
+        micro_batches: Of one generation batch and one size, as TRL shuffled and split it.
+    """
+    if any("pixel" in name or name.startswith(("image", "num_")) for name in _per_row(micro_batches[0])):
+        return micro_batches
+    whole = {name: _joined([batch[name] for batch in micro_batches]) for name in micro_batches[0]}
+    prompts = torch.cat([whole["prompt_ids"], whole["prompt_mask"]], dim=1)
+    group = torch.unique(prompts, dim=0, return_inverse=True)[1]
+    places = torch.arange(len(group), device=group.device)
+    first = places.new_full((int(group.max()) + 1,), len(group)).scatter_reduce(0, group, places, "amin")
+    order = first[group].argsort(stable=True)
+    return split_tensor_dict({name: _in_order(value, order) for name, value in whole.items()}, len(micro_batches))
+
+
+def _per_row(batch: Batch) -> list[str]:
+    """Names of what has an entry for each row."""
+    return [name for name, value in batch.items() if isinstance(value, list) or getattr(value, "ndim", 0) > 0]
+
+
+def _joined(parts: list[Any]) -> Any:
+    if isinstance(parts[0], list):
+        return [value for part in parts for value in part]
+    return torch.cat(parts) if getattr(parts[0], "ndim", 0) > 0 else parts[0]
+
+
+def _in_order(value: Any, order: torch.Tensor) -> Any:
+    if isinstance(value, list):
+        return [value[i] for i in order.tolist()]
+    return value[order] if getattr(value, "ndim", 0) > 0 else value

@@ -1,0 +1,132 @@
+"""Sees rows end while TRL's call of transformers' `generate` is still sampling the others.
+
+TRL calls `generate` on the unwrapped model and returns when the last row has ended. Here the call gets one more
+stopping criterion, which never stops anything and looks at each step's tokens. TRL has no place to hand one in, so the
+model carries a `generate` of its own for as long as the call may come.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from .forward import replaced
+
+Announce = Callable[[int, list[int]], None]
+"""Takes a row's place in the batch and its sampled ids, the end token included."""
+
+
+class RowWatch(StoppingCriteria):
+    """Announces the rows that have sampled an end token.
+
+    What a step shows is read at the next one. `generate` waits for the device at every step, to see whether all rows
+    have ended, so by then it has arrived and nothing waits a second time. Rows that end with the batch's last step are
+    not announced: nothing is left to be ahead of.
+
+    Args:
+        prompts (`(B, P)`): The ids that sampling goes on from.
+        end_ids: The ids that end a completion.
+        announce: Called once for each row.
+    """
+
+    def __init__(self, prompts: torch.Tensor, end_ids: Sequence[int], announce: Announce):
+        self._rows, self._start = self._at = tuple(prompts.shape)
+        self._announce = announce
+        device = prompts.device
+        # Not called `eos_token_id`: by that name `generate` knows who pads the rows that have ended.
+        self._end_ids = torch.tensor(list(end_ids), device=device)
+        self._ended = torch.zeros(self._rows, dtype=torch.bool, device=device)
+        self._news = torch.zeros(self._rows, dtype=torch.bool, pin_memory=device.type == "cuda")
+        self._arrived = None if device.type == "cpu" else torch.Event(device=device)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Look at the ids `(B, P + steps)`; `False` for each row."""
+        self._at = self._rows, self._at[1] + 1
+        if tuple(input_ids.shape) == self._at:  # else there are beams, or several tokens a step
+            self._tell(input_ids)
+            self._look(input_ids[:, -1])
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    def _look(self, tokens: torch.Tensor) -> None:
+        """Send for the rows that have ended with these tokens `(B,)`. What follows an end token is padding."""
+        ends = torch.isin(tokens, self._end_ids)
+        self._news.copy_(ends > self._ended, non_blocking=True)
+        self._ended |= ends
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def _tell(self, input_ids: torch.Tensor) -> None:
+        """Announce the rows that ended one step ago."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        if self._news.any():
+            rows = self._news.nonzero().flatten().tolist()
+            for row, ids in zip(rows, input_ids[rows, self._start : -1].tolist(), strict=True):
+                self._announce(row, ids)
+
+
+@contextmanager
+def watched_generate(model: nn.Module, end_ids: Sequence[int], announce: Announce) -> Iterator[None]:
+    """Announce the rows of every `model.generate(input_ids=...)` as they end.
+
+    Args:
+        model: The model that `generate` will be called on; a PEFT model passes the criterion on to its base model.
+        end_ids: The ids that end a completion.
+        announce: Called in the middle of `generate`; what it raises ends the generation.
+    """
+    generate = model.generate
+
+    def watched(*args: Any, stopping_criteria: StoppingCriteriaList | None = None, **kwargs: Any) -> Any:
+        watch = RowWatch(kwargs["input_ids"], end_ids, announce)
+        return generate(*args, stopping_criteria=StoppingCriteriaList([*(stopping_criteria or ()), watch]), **kwargs)
+
+    with replaced(model, "generate", watched):
+        yield
+
+
+def announced(trainer: Any, images: Any, multimodal_fields: Any) -> AbstractContextManager[None]:
+    """While this is open, `trainer.on_completion` is called for each row that ends before its batch does.
+
+    Only where a row's own ids are all that makes its completion: with transformers' own `generate`, on text, without
+    tools, environments or a rollout function, and with a tokenizer that decodes and does not parse.
+    """
+    parses = any(
+        getattr(trainer.tokenizer, name, None) is not None for name in ("response_template", "response_schema")
+    )
+    if (
+        not trainer.announces_completions
+        or trainer.use_vllm
+        or trainer.use_transformers_continuous_batching
+        or trainer.rollout_func is not None
+        or trainer.tools
+        or trainer.environment_factories is not None
+        or images is not None
+        or multimodal_fields
+        or parses
+    ):
+        return nullcontext()
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    return watched_generate(model, trainer.eos_token_ids, trainer.on_completion)
+
+
+def as_rewards_see(trainer: Any, rows: Sequence[dict[str, Any]], place: int, ids: list[int]) -> tuple[Any, Any, dict]:
+    """What TRL's reward functions will be shown of a row that `on_completion` announced.
+
+    Args:
+        trainer: Gives the processing class that decodes.
+        rows: This rank's rows of the generation batch.
+        place: Which of them.
+        ids: What it sampled.
+
+    Returns:
+        The prompt, in a copy that nobody else will change, the completion, and the row's other columns.
+    """
+    prompt = copy.deepcopy(rows[place]["prompt"])
+    text = trainer.processing_class.batch_decode([ids], skip_special_tokens=True)[0]
+    completion = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+    columns = {name: rows[place][name] for name in rows[0] if name not in ("prompt", "completion", "completion_ids")}
+    return prompt, completion, columns

@@ -1,0 +1,336 @@
+"""Runs a model on rows that begin alike: each shared beginning once, its keys and values expanded for all that go on.
+
+Exact, with and without gradients: a token sees the very keys and values that it would see in a row of its own. See
+`prefix_plan` for which pieces are shared.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import is_peft_model
+from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from .dropout import largest_dropout
+from .prefix_plan import Plan, make_plan
+
+logger = logging.getLogger(__name__)
+
+PASS_COST = {"cpu": 64}
+"""What one more forward pass costs, in tokens that could have been run instead. Measured on a CPU alone."""
+
+_OTHER_DEVICES = 512
+
+TEXT_INPUTS = {"input_ids", "attention_mask", "labels", "fused_lm_head", "position_ids"}
+
+# A number that a wrong cache moves by its own size, and rounding by far less.
+_TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-6}
+_TOLERANCE_OF_HALF = 0.1
+
+_NO_GRADIENTS = "gradients through the cache of such a model are shared in a single process only"
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """The rows of one call, without padding on the left, and how they are run.
+
+    Args:
+        ids (`(B, W)`): Prompt and completion of each row, filled up on the right.
+        starts (`(B,)`): Where the completions begin.
+        plan: The passes, or `None` where this process has to run the rows as they are.
+        passes: How many passes every process runs.
+    """
+
+    ids: torch.Tensor
+    starts: torch.Tensor
+    plan: Plan | None
+    passes: int
+
+
+class PrefixSharing:
+    """Decides which calls of a model share prefixes, and runs them.
+
+    A model is tried out at its first call. Where its cache cannot be expanded, or gives other numbers, all its calls
+    are run as they are, and a warning says so once.
+
+    Args:
+        accelerator: Its processes run the same number of passes, whatever their rows have in common.
+        pass_cost: What a pass costs by itself, in tokens.
+    """
+
+    def __init__(self, accelerator: Accelerator, pass_cost: int | None = None):
+        self.accelerator = accelerator
+        device = accelerator.device.type
+        self.pass_cost = PASS_COST.get(device, _OTHER_DEVICES) if pass_cost is None else pass_cost
+        self._refused: WeakKeyDictionary[nn.Module, dict[bool, str | None]] = WeakKeyDictionary()
+        self._said: set[str] = set()
+
+    def works_for(self, model: nn.Module) -> bool:
+        """Whether a model, perhaps wrapped, can share prefixes without gradients, or has yet to be tried out."""
+        bare = _bare(self.accelerator.unwrap_model(model))
+        return self._refused.get(bare, {}).get(False) is None
+
+    def find(self, model: nn.Module, kwargs: Mapping[str, Any], keep: int) -> SharedRows | None:
+        """What can be shared in a call, or `None`. A collective.
+
+        Args:
+            model: The bare model.
+            kwargs: The keyword arguments of the call: `input_ids` `(B, P + T)`, prompts padded on the left and
+                completions on the right, and `attention_mask`.
+            keep: Number T of completion positions.
+        """
+        rows = self._own_rows(model, kwargs, keep)
+        passes = len(rows.plan.passes) if rows is not None and rows.plan is not None else 1
+        if self.accelerator.num_processes > 1:
+            counted = torch.tensor([passes], device=self.accelerator.device)
+            passes = int(self.accelerator.gather(counted).max())
+        if passes == 1:
+            return None
+        if rows is None:
+            return SharedRows(kwargs["input_ids"], kwargs["input_ids"][:, 0], None, passes)
+        return SharedRows(rows.ids, rows.starts, rows.plan, passes)
+
+    def _own_rows(self, model: nn.Module, kwargs: Mapping[str, Any], keep: int) -> SharedRows | None:
+        if len(kwargs["input_ids"]) < 2:
+            return None
+        if (problem := why_not(model, kwargs)) is not None:
+            self._say(problem)
+            return None
+        if self._refused.get(model, {}).get(torch.is_grad_enabled()) is not None:
+            return None
+        aligned = _without_left_padding(kwargs["input_ids"], kwargs["attention_mask"], keep)
+        if aligned is None:
+            return None
+        ids, starts, lengths = aligned
+        texts = [row[:n] for row, n in zip(ids.tolist(), lengths.tolist(), strict=True)]
+        plan = make_plan(texts, [n - 1 for n in starts.tolist()], self.pass_cost)
+        return SharedRows(ids, starts, plan, len(plan.passes)) if plan.shares else None
+
+    def run(self, rows: SharedRows, model: nn.Module, backbone: Callable, keep: int, **kwargs: Any) -> Any:
+        """The backbone's output on a call's rows. All processes must call it.
+
+        Args:
+            rows: What `find` found for the call.
+            model: The bare model.
+            backbone: The forward function of its backbone.
+            keep: Number T of completion positions.
+            kwargs: The keyword arguments of the call.
+
+        Returns:
+            The output, whose `last_hidden_state` is `(B, T + 1, H)`: the last prompt token and the completion.
+        """
+        refused, gradients = self._refused.setdefault(model, {}), torch.is_grad_enabled()
+        if not refused:
+            refused.update(self._try_out(model, backbone))
+        if (problem := refused[gradients]) is not None:
+            self._say(problem)
+            return backbone(**kwargs)
+        if rows.plan is None:
+            output = backbone(**kwargs)
+            hidden = output.last_hidden_state[:, -(keep + 1) :]
+        else:
+            output = _run_passes(backbone, rows.ids, rows.plan, model)
+            offset = rows.plan.passes[-1].start
+            wanted = rows.starts.unsqueeze(1) - 1 - offset + torch.arange(keep + 1, device=rows.starts.device)
+            wanted = wanted.clamp(max=output.last_hidden_state.size(1) - 1)
+            hidden = output.last_hidden_state.gather(1, _like_states(wanted, output))
+        done = 1 if rows.plan is None else len(rows.plan.passes)
+        for _ in range(rows.passes - done):  # as often as the process that shares most, in the backward pass, too
+            hidden = hidden + 0 * backbone(input_ids=rows.ids[:1, :1], use_cache=False).last_hidden_state.sum()
+        output.last_hidden_state = hidden
+        return output
+
+    @torch.no_grad()
+    def prefill(self, backbone: Callable, *args: Any, **kwargs: Any) -> Any:
+        """The backbone's output where generation fills its cache; prompts that stand in several rows are run once.
+
+        Any other call is passed on as it is.
+
+        Args:
+            backbone: The forward function of the backbone.
+            args: Passed on.
+            kwargs: The keyword arguments of the call.
+        """
+        cache, ids = kwargs.get(_cache_name(backbone)), kwargs.get("input_ids")
+        tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+        if args or not isinstance(cache, DynamicCache) or cache.get_seq_length() or cache.offloading:
+            return backbone(*args, **kwargs)
+        if ids is None or ids.size(1) < 2 or set(tensors) - TEXT_INPUTS:
+            return backbone(**kwargs)
+        rows = torch.cat([ids, tensors["attention_mask"].to(ids)], dim=1) if "attention_mask" in tensors else ids
+        distinct, group = torch.unique(rows, dim=0, return_inverse=True)
+        if len(distinct) == len(ids):
+            return backbone(**kwargs)
+        places = torch.arange(len(ids), device=ids.device)
+        first = places.new_full((len(distinct),), len(ids)).scatter_reduce(0, group, places, "amin")
+        once = {name: value[first] if len(value) == len(ids) else value for name, value in tensors.items()}
+        output = backbone(**{**kwargs, **once})
+        cache.reorder_cache(group)
+        output.last_hidden_state = output.last_hidden_state[group]
+        return output
+
+    def _try_out(self, model: nn.Module, backbone: Callable) -> dict[bool, str | None]:
+        """Compare both ways on a few tokens. Why the model cannot share prefixes, without and with gradients."""
+        was_training = model.training
+        model.eval()
+        problems: dict[bool, str | None] = {}
+        try:
+            problems[False] = _first_difference(model, backbone, gradients=False)
+            problems[True] = problems[False]
+            if problems[True] is None and not _has_plain_cache(model):
+                # A sharded model's hooks expect one backward pass for each step.
+                alone = self.accelerator.num_processes == 1
+                problems[True] = _first_difference(model, backbone, gradients=True) if alone else _NO_GRADIENTS
+        finally:
+            model.train(was_training)
+        if self.accelerator.num_processes > 1:
+            failed = torch.tensor([[problems[False] is not None, problems[True] is not None]])
+            anywhere = self.accelerator.gather(failed.to(self.accelerator.device)).any(0).tolist()
+            for gradients, other in enumerate(anywhere):
+                if other and problems[bool(gradients)] is None:
+                    problems[bool(gradients)] = "another process cannot share them"
+        return problems
+
+    def _say(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning(
+                "Prompts are run once per row, not once for all rows that share them: %s. The numbers are the same; "
+                "it takes longer. `prefix_sharing=False` silences this.",
+                reason,
+            )
+
+
+def why_not(model: nn.Module, kwargs: Mapping[str, Any]) -> str | None:
+    """Why a call cannot share prefixes, as far as can be seen without trying, or `None`.
+
+    Args:
+        model: The bare model, in the mode it is called in.
+        kwargs: The keyword arguments of the call.
+    """
+    config = model.config.get_text_config()
+    if "output_router_logits" in kwargs or getattr(config, "output_router_logits", False):
+        return "the router's load-balancing loss (`router_aux_loss_coef`) counts the tokens of every row"
+    if others := set(kwargs) - TEXT_INPUTS:
+        return f"rows hold more than text ({', '.join(f'`{name}`' for name in sorted(others))})"
+    if not model.training:
+        return None
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        return "activation checkpointing (`gradient_checkpointing=True`) runs without a cache"
+    if largest_dropout(model) > 0:
+        return "dropout is on (`disable_dropout=False`), and would be drawn once for all rows that share a prompt"
+    return None
+
+
+def _first_difference(model: nn.Module, backbone: Callable, gradients: bool) -> str | None:
+    """What is wrong with the numbers of three short rows that begin alike, run both ways, or `None`."""
+    size, device = model.get_input_embeddings().num_embeddings, model.get_input_embeddings().weight.device
+    begin = torch.arange(1, 13, device=device) % size
+    ids = torch.stack([torch.cat([begin, (begin[:4] * (3 + i) + i) % size]) for i in range(3)])
+    plan = make_plan(ids.tolist(), [len(begin)] * 3, 0)
+    try:
+        with torch.set_grad_enabled(gradients), _embeddings_as_leaves(model) as leaves:
+            whole = backbone(input_ids=ids, use_cache=False).last_hidden_state[:, len(begin) :]
+            parts = _run_passes(backbone, ids, plan, model).last_hidden_state
+            if gradients:
+                found = [
+                    torch.autograd.grad(states[..., ::3].sum(), used)
+                    for states, used in ((whole, leaves[:1]), (parts, leaves[1:]))
+                ]
+                (whole,), (first, rest) = found
+                whole = torch.cat([whole[:, : len(begin)].sum(0), whole[:, len(begin) :].flatten(0, 1)])
+                parts = torch.cat([first[0], rest.flatten(0, 1)])
+    except Exception as error:
+        return f"the model's cache cannot be expanded ({type(error).__name__}: {str(error)[:200]})"
+    difference = ((parts - whole).norm() / whole.norm()).item()
+    if difference <= _TOLERANCE.get(whole.dtype, _TOLERANCE_OF_HALF):
+        return None
+    return f"the model's cache gives other {'gradients' if gradients else 'numbers'} (by {difference:.2g})"
+
+
+@contextmanager
+def _embeddings_as_leaves(model: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Collects the token embeddings of each pass, as leaves that gradients can be asked for."""
+    leaves: list[torch.Tensor] = []
+
+    def collect(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        leaves.append(output.detach().requires_grad_(torch.is_grad_enabled()))
+        return leaves[-1]
+
+    handle = model.get_input_embeddings().register_forward_hook(collect)
+    try:
+        yield leaves
+    finally:
+        handle.remove()
+
+
+def _has_plain_cache(model: nn.Module) -> bool:
+    """Whether the cache only ever joins and slices keys and values, which gradients flow through."""
+    plain = (DynamicLayer, DynamicSlidingWindowLayer)
+    return all(type(layer) in plain for layer in DynamicCache(config=model.config.get_text_config()).layers)
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The model inside a PEFT model."""
+    return model.get_base_model() if is_peft_model(model) else model
+
+
+def _run_passes(backbone: Callable, ids: torch.Tensor, plan: Plan, model: nn.Module) -> Any:
+    """The output of the last pass, after the others have filled the cache."""
+    name, output, cached = _cache_name(backbone), None, 0
+    cache = DynamicCache(config=model.config.get_text_config())
+    for layer in cache.layers:
+        if hasattr(layer, "update_recurrent_state"):
+            layer.update_recurrent_state = partial(_assign_recurrent_state, layer)
+    for part in plan.passes:
+        if part.parents and part.parents != tuple(range(cached)):
+            cache.reorder_cache(torch.tensor(part.parents, device=ids.device))
+        entries = ids[list(part.rows), part.start : part.stop]
+        output = backbone(input_ids=entries, use_cache=True, **{name: cache})
+        cached = len(part.rows)
+    return output
+
+
+def _assign_recurrent_state(layer: Any, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any) -> torch.Tensor:
+    """What `LinearAttentionLayer.update_recurrent_state` does, without writing over what a backward pass needs."""
+    layer.is_recurrent_states_initialized[state_idx] = True
+    layer.recurrent_states[state_idx] = recurrent_states
+    return recurrent_states
+
+
+def _cache_name(backbone: Callable) -> str:
+    """What this release of transformers calls the cache."""
+    return "cache" if "cache" in inspect.signature(backbone).parameters else "past_key_values"
+
+
+def _without_left_padding(
+    ids: torch.Tensor, mask: torch.Tensor, keep: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Rows that begin with their first token: ids `(B, W)`, where completions begin `(B,)`, lengths `(B,)`.
+
+    `None` where a prompt is empty, or the mask has holes.
+    """
+    width = ids.size(1) - keep
+    starts, tokens = mask[:, :width].sum(1), mask[:, width:].sum(1)
+    lengths = starts + tokens
+    columns = torch.arange(ids.size(1), device=ids.device)
+    first = (width - starts).unsqueeze(1)
+    expected = (columns >= first) & (columns < first + lengths.unsqueeze(1))
+    if not torch.equal(expected, mask.bool()) or bool((starts == 0).any()):
+        return None
+    index = (first + columns).clamp(max=ids.size(1) - 1)
+    return ids.gather(1, index)[:, : int(lengths.max())], starts, lengths
+
+
+def _like_states(index: torch.Tensor, output: Any) -> torch.Tensor:
+    """An index `(B, T)` for gathering states `(B, W, H)`."""
+    return index.unsqueeze(-1).expand(-1, -1, output.last_hidden_state.size(-1))
