@@ -62,45 +62,44 @@ def make_plan(rows: Sequence[Sequence[int]], limits: Sequence[int], pass_cost: i
 
 
 def make_batches(
-    rows: Sequence[Sequence[int]], limits: Sequence[int], widths: Sequence[int], pass_cost: int, token_budget: int
+    rows: Sequence[Sequence[int]], limits: Sequence[int], pass_cost: int, token_budget: int
 ) -> list[list[int]]:
     """Rows that are best run together: what begins alike, unless it costs more than to run it apart.
 
     Args:
         rows: The tokens of each row.
         limits: See `make_plan`.
-        widths: How much of the budget each row needs; a batch needs its widest row's share for every row.
         pass_cost: See `make_plan`.
-        token_budget: What a batch may need, at least the widest row.
+        token_budget: The most that a batch's number of rows times its longest row may be; at least the longest row.
     """
     order, shared = _sorted_rows(rows)
     batches: list[list[int]] = []
-    first = cost = length = limit = width = 0  # of the batch that is being filled
+    first = cost = length = limit = 0  # of the batch that is being filled
     for place, i in enumerate(order):
         alone = len(rows[i]) + pass_cost
         if batches:
-            longest, least, widest = max(length, len(rows[i])), min(limit, limits[i]), max(width, widths[i])
-            if widest * (place - first + 1) <= token_budget:
+            longest, least = max(length, len(rows[i])), min(limit, limits[i])
+            if longest * (place - first + 1) <= token_budget:
                 _, joined = _cheapest_cuts(shared[first:place], longest, least, pass_cost)
                 if joined <= cost + alone:
                     batches[-1].append(i)
-                    cost, length, limit, width = joined, longest, least, widest
+                    cost, length, limit = joined, longest, least
                     continue
         batches.append([i])
-        first, cost, length, limit, width = place, alone, len(rows[i]), limits[i], widths[i]
+        first, cost, length, limit = place, alone, len(rows[i]), limits[i]
     return batches
 
 
-def fill_batches(widths: Sequence[int], token_budget: int) -> list[list[int]]:
+def fill_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     """Rows of like length together, which saves padding; for rows that share nothing.
 
     Args:
-        widths: How much of the budget each row needs; a batch needs its widest row's share for every row.
-        token_budget: What a batch may need, at least the widest row.
+        lengths: Of the rows.
+        token_budget: See `make_batches`.
     """
     batches: list[list[int]] = []
-    for i in sorted(range(len(widths)), key=lambda i: widths[i]):
-        if batches and widths[i] * (len(batches[-1]) + 1) <= token_budget:
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if batches and lengths[i] * (len(batches[-1]) + 1) <= token_budget:
             batches[-1].append(i)
         else:
             batches.append([i])

@@ -116,15 +116,15 @@ class TokenScorer:
 
     def _batches(self, model: nn.Module, rows: Sequence[TeacherRow], at_least: int) -> list[list[int]]:
         """Which rows go together, and empty batches where another rank has more."""
-        longest = max((row.length for row in rows), default=0)
+        lengths = [row.length for row in rows]
+        longest = max(lengths, default=0)
         budget = self.token_budget or max(TOKEN_BUDGET, longest)
-        widths = [row.length for row in rows]
         if self.sharing is not None and self.sharing.works_for(model):
             tokens = [[*row.prompt_ids, *row.completion_ids] for row in rows]
             limits = [len(row.prompt_ids) - 1 for row in rows]
-            batches = make_batches(tokens, limits, widths, self.sharing.pass_cost, budget)
+            batches = make_batches(tokens, limits, self.sharing.pass_cost, budget)
         else:
-            batches = fill_batches(widths, budget)
+            batches = fill_batches(lengths, budget)
         local = torch.tensor([len(batches), longest], device=self.accelerator.device)
         most, longest = self.accelerator.gather(local).view(-1, 2).amax(0).tolist()
         if longest > budget:
