@@ -8,7 +8,9 @@ import threading
 
 import pytest
 
-from trl_openclaw.calls import call_in_thread, callable_name, exits_as_errors, is_async_callable
+from trl_openclaw import FunctionNextState, LLMJudge, LocalChat, LocalJudge, RuleJudge, UserSimulator
+from trl_openclaw.calls import call_in_thread, callable_name, exits_as_errors, is_async_callable, runs_in_process
+from trl_openclaw.judges import PromptedJudge
 
 
 async def coroutine(*args):
@@ -220,3 +222,45 @@ def test_what_would_end_the_loop_becomes_an_error(error, raised):
 def test_in_the_main_thread_a_keyboard_interrupt_is_the_users():
     with pytest.raises(KeyboardInterrupt), exits_as_errors():
         raise KeyboardInterrupt
+
+
+class InProcess(Plain):
+    runs_in_process = True
+
+
+CHAT = LocalChat("not loaded")
+SERVER = LLMJudge("m", "http://127.0.0.1:1/v1")
+
+
+@pytest.mark.parametrize(
+    ("thing", "expected"),
+    [
+        (None, False),
+        (plain, False),
+        (Plain().method, False),
+        (functools.partial(plain, 1), False),
+        (InProcess(), True),
+        (InProcess().method, True),
+        (functools.partial(InProcess().method, 1), True),
+        (CHAT, True),
+        (LocalJudge("not loaded"), True),
+        (LocalJudge("not loaded").without_hints(), True),
+        (PromptedJudge(CHAT), True),
+        (UserSimulator(CHAT, "terse"), True),
+        (UserSimulator(LocalJudge("not loaded").client, "terse"), True),
+        (RuleJudge(InProcess().method), True),
+        (FunctionNextState(InProcess()), True),
+        (SERVER, False),
+        (UserSimulator(SERVER.client, "terse"), False),
+        (RuleJudge(plain), False),
+        (FunctionNextState(plain), False),
+    ],
+)
+def test_what_runs_a_model_in_this_process_says_so(thing, expected):
+    assert runs_in_process(thing) is expected
+
+
+def test_a_rule_may_be_marked_by_hand():
+    judge = RuleJudge(plain)
+    judge.runs_in_process = True
+    assert runs_in_process(judge)

@@ -42,6 +42,9 @@ def test_every_overridden_private_method_is_under_contract():
         'mask = completion_mask if "tool_mask" not in inputs else completion_mask * inputs["tool_mask"]',
         'normalizer = inputs["num_items_in_batch"].clamp(min=1.0)',
         "is_truncated = torch.tensor([ids[-1] not in eos_and_pad for ids in completion_ids]",
+        "prompt_completion_ids = unwrapped_model.generate(",
+        "contents = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)",
+        'keys = [key for key in inputs[0] if key not in ["prompt", "completion", "completion_ids"]]',
     ],
 )
 def test_the_lines_that_the_seams_rely_on_are_there(line):

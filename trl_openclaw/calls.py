@@ -30,6 +30,20 @@ def callable_name(thing: Any) -> str:
     return getattr(thing, "__name__", type(thing).__name__)
 
 
+def runs_in_process(thing: Any) -> bool:
+    """Whether a judge, a next state or a chat says of itself that it runs a model in this process.
+
+    Such a thing must not be asked while the policy samples: it may be the policy itself, and both would draw from the
+    same random state. Everything else may, also plain functions in threads, which take their share of the CPU then.
+
+    Args:
+        thing: Says so by an attribute `runs_in_process`, and does not when it has none. A method speaks for its object.
+    """
+    thing = _unwrapped(thing)
+    owner = getattr(thing, "__self__", None)
+    return bool(getattr(thing, "runs_in_process", getattr(owner, "runs_in_process", False)))
+
+
 def _unwrapped(thing: Any) -> Any:
     while isinstance(thing, functools.partial):
         thing = thing.func

@@ -63,32 +63,85 @@ async def collect_feedback(
     Raises:
         ValueError: When turns and rows differ in number, or a limit is not positive.
     """
-    if len(turns) != len(rows):
-        raise ValueError(f"There are {len(turns)} turns but {len(rows)} rows; give one row per turn.")
-    if max_concurrency < 1 or timeout <= 0:
-        raise ValueError(
-            f"`max_concurrency` must be at least 1 and `timeout` positive, got {max_concurrency} and {timeout}."
-        )
-    gate = asyncio.Semaphore(max_concurrency)
-    runs = [_TurnRun(turn, row, next_state, judge, gate) for turn, row in zip(turns, rows, strict=True)]
-    tasks = [asyncio.create_task(run.go()) for run in runs]
-    if not tasks:
-        return []
+    if timeout <= 0:
+        raise ValueError(f"`timeout` must be positive, got {timeout}.")
+    batch = FeedbackBatch(next_state, judge, max_concurrency)
     try:
-        done, _ = await asyncio.wait(tasks, timeout=timeout)
-        return [run.result(task) if task in done else run.cut(timeout) for run, task in zip(runs, tasks, strict=True)]
+        return await batch.collect(turns, rows, timeout)
     finally:
-        await _cancel(tasks)
+        await batch.close()
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[Feedback]]) -> None:
-    """Cancel what still runs. A task that will not stop is left behind rather than waited for."""
-    pending = [task for task in tasks if not task.done()]
-    for task in pending:
+class FeedbackBatch:
+    """The feedback of one batch of turns, where a turn may be started before the others are there.
+
+    It belongs to one event loop and takes one `collect`, after which, or instead of which, it must be closed.
+
+    Args:
+        next_state: The provider, as in [`collect_feedback`].
+        judge: The judge.
+        max_concurrency: Turns in flight at once, whenever they started.
+    """
+
+    def __init__(self, next_state: NextStateProvider | None, judge: "Judge | None", max_concurrency: int):
+        if max_concurrency < 1:
+            raise ValueError(f"`max_concurrency` must be at least 1, got {max_concurrency}.")
+        self.next_state, self.judge = next_state, judge
+        self.num_early = 0
+        """How many turns of `collect` had been started before it."""
+        self._gate = asyncio.Semaphore(max_concurrency)
+        self._early: dict[int, _TurnRun] = {}
+        self._tasks: list[asyncio.Task[Feedback]] = []
+
+    def start(self, place: int, turn: Turn, row: Mapping[str, Any]) -> None:
+        """Start the turn that will stand at `place` in `collect`. Call it on the event loop."""
+        self._early[place] = self._run(turn, row)
+
+    async def collect(self, turns: Sequence[Turn], rows: Sequence[Mapping[str, Any]], timeout: float) -> list[Feedback]:
+        """One `Feedback` per turn; see [`collect_feedback`]. What was started is waited for and not started again.
+
+        A turn that was started otherwise than it stands here, or with another row, is given up and started afresh. The
+        time limit counts from here on.
+        """
+        if len(turns) != len(rows):
+            raise ValueError(f"There are {len(turns)} turns but {len(rows)} rows; give one row per turn.")
+        early, self._early = self._early, {}
+        fitting = {
+            place: early.pop(place)
+            for place, (turn, row) in enumerate(zip(turns, rows, strict=True))
+            if place in early and early[place].is_for(turn, row)
+        }
+        for run in early.values():
+            _give_up(run.task)
+        self.num_early = len(fitting)
+        runs = [
+            fitting.get(place) or self._run(turn, row)
+            for place, (turn, row) in enumerate(zip(turns, rows, strict=True))
+        ]
+        if not runs:
+            return []
+        done, _ = await asyncio.wait([run.task for run in runs], timeout=timeout)
+        return [run.result() if run.task in done else run.cut(timeout) for run in runs]
+
+    async def close(self) -> None:
+        """Cancel what still runs. A task that will not stop is left behind rather than waited for."""
+        pending = [task for task in self._tasks if not task.done()]
+        for task in pending:
+            _give_up(task)
+        if pending:
+            await asyncio.wait(pending, timeout=_GRACE)
+
+    def _run(self, turn: Turn, row: Mapping[str, Any]) -> "_TurnRun":
+        run = _TurnRun(turn, row, self.next_state, self.judge, self._gate)
+        self._tasks.append(run.task)
+        return run
+
+
+def _give_up(task: asyncio.Task[Feedback]) -> None:
+    """Cancel a task, once: a second time would cut short how it tidies up."""
+    if not task.cancelling():
         task.add_done_callback(lambda t: t.cancelled() or t.exception())  # read, so that asyncio does not complain
         task.cancel()
-    if pending:
-        await asyncio.wait(pending, timeout=_GRACE)
 
 
 class _TurnRun:
@@ -103,8 +156,17 @@ class _TurnRun:
         gate: asyncio.Semaphore,
     ):
         self.turn, self.row, self.provider, self.judge, self.gate = turn, row, provider, judge, gate
+        self._asked = turn, dict(row)  # of its own, since a provider may write into its row
         self.running_since: float | None = None
         self.judging_since: float | None = None
+        self.task = asyncio.create_task(self.go())
+
+    def is_for(self, turn: Turn, row: Mapping[str, Any]) -> bool:
+        """Whether it was started with this turn and this row. Values that cannot be compared are taken to differ."""
+        try:
+            return bool(self._asked == (turn, row))
+        except Exception:
+            return False
 
     async def go(self) -> Feedback:
         async with self.gate:
@@ -134,9 +196,9 @@ class _TurnRun:
             return as_next_state(await self.provider(self.turn, self.row), "A next-state provider")
         return _from_column(self.row.get(NEXT_STATE_COLUMN))
 
-    def result(self, task: asyncio.Task[Feedback]) -> Feedback:
-        """What a finished task gave. One that was cancelled from inside counts as failed."""
-        return self._failed("failed", "cancelled from inside") if task.cancelled() else task.result()
+    def result(self) -> Feedback:
+        """What the finished task gave. One that was cancelled from inside counts as failed."""
+        return self._failed("failed", "cancelled from inside") if self.task.cancelled() else self.task.result()
 
     def cut(self, timeout: float) -> Feedback:
         """The feedback of a turn that the deadline found unfinished."""

@@ -63,6 +63,8 @@ class LocalChat:
             Passed to the chat template, such as `{"enable_thinking": False}`.
     """
 
+    runs_in_process = True
+
     def __init__(
         self,
         model: "str | nn.Module",

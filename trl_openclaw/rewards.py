@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .feedback import collect_feedback, feedback_columns, feedback_metrics
+from .feedback import FeedbackBatch, feedback_columns, feedback_metrics
 from .next_states.base import NextStateProvider
 from .types import Feedback, Messages, Turn
 
@@ -42,6 +42,7 @@ class HindsightReward:
 
     Attributes:
         last (`list[Feedback]`): The feedback of the latest call.
+        early (`float`): The share of that call's turns that had been started before it; see [`open_batch`].
         seconds (`float`): How long that call took.
     """
 
@@ -67,6 +68,8 @@ class HindsightReward:
         ids = [eos_token_ids] if isinstance(eos_token_ids, int) else eos_token_ids
         self.eos_token_ids = None if ids is None else frozenset(ids)
         self.last: list[Feedback] = []
+        self.early = 0.0
+        self._opened: FeedbackBatch | None = None
         self.seconds = 0.0
         # TRL names a reward function by this in `rewards/<name>/mean`.
         self.__name__ = "judge"
@@ -96,23 +99,40 @@ class HindsightReward:
             -1, 0, 1 or `None` per row.
         """
         started = time.perf_counter()
+        batch = self.take_batch() or self._new_batch()
         try:
             turns = self._turns(prompts, completions, completion_ids)
-            self.last = await collect_feedback(
-                turns,
-                _rows(columns, len(turns)),
-                next_state=self.next_state,
-                judge=self.judge,
-                max_concurrency=self.max_concurrency,
-                timeout=self.timeout,
-            )
+            self.last = await batch.collect(turns, _rows(columns, len(turns)), self.timeout)
         except Exception as error:
             logger.warning("No turn of this batch could be judged: %s: %s", type(error).__name__, error)
             bare = [Turn(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
             self.last = [Feedback(turn, failure="judge_failed", detail=repr(error)) for turn in bare]
+        finally:
+            await batch.close()
+        self.early = batch.num_early / len(self.last) if self.last else 0.0
         self._log(log_extra, log_metric)
         self.seconds = time.perf_counter() - started
         return [None if feedback.score is None else float(feedback.score) for feedback in self.last]
+
+    def open_batch(self) -> FeedbackBatch:
+        """Let the turns of the next call be started before it, one by one, each with what the call will show of it.
+
+        The next call waits for them. Without such a call, close what [`take_batch`] gives.
+        """
+        self._opened = self._new_batch()
+        return self._opened
+
+    def take_batch(self) -> FeedbackBatch | None:
+        """The batch that was opened and not called for yet, which is no longer waited for."""
+        batch, self._opened = self._opened, None
+        return batch
+
+    def turn(self, prompt: str | Messages, completion: str | Messages, ids: Sequence[int] | None) -> Turn:
+        """The turn that judge and provider see of a row."""
+        return Turn(prompt, completion, truncated=self._is_truncated(ids))
+
+    def _new_batch(self) -> FeedbackBatch:
+        return FeedbackBatch(self.next_state, self.judge, self.max_concurrency)
 
     def _turns(
         self,
@@ -122,7 +142,7 @@ class HindsightReward:
     ) -> list[Turn]:
         ids: Sequence[Sequence[int] | None] = completion_ids if completion_ids is not None else [None] * len(prompts)
         return [
-            Turn(prompt, completion, truncated=self._is_truncated(row_ids))
+            self.turn(prompt, completion, row_ids)
             for prompt, completion, row_ids in zip(prompts, completions, ids, strict=True)
         ]
 

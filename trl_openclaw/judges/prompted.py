@@ -10,7 +10,7 @@ from importlib import resources
 from string import Template
 from typing import Any, Literal, Self, TypedDict, TypeVar, get_args
 
-from ..calls import exits_as_errors
+from ..calls import exits_as_errors, runs_in_process
 from ..chat import MORE_ROOM, Chat
 from ..errors import ChatError, ParseError
 from ..types import VOTE_FAILURES, Turn, Verdict, Vote
@@ -114,6 +114,11 @@ class PromptedJudge:
         transcript = render_transcript(turn, turn.next_state, marker, self.max_transcript_chars)
         votes = await asyncio.gather(*(self._vote(transcript, marker) for _ in range(self.num_votes)))
         return Verdict.from_votes(votes)
+
+    @property
+    def runs_in_process(self) -> bool:
+        """Whether the chat model is one in this process."""
+        return runs_in_process(self.client)
 
     async def check(self) -> None:
         """Raise `JudgeUnavailableError` when the chat model cannot be reached."""

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ..calls import call_in_thread, is_async_callable
+from ..calls import call_in_thread, is_async_callable, runs_in_process
 from ..types import Turn, Verdict, Vote
 
 RuleResult = int | float | tuple[int | float | None, str | None] | Verdict | None
@@ -37,6 +37,7 @@ class RuleJudge:
             raise TypeError(f"`fn` must be callable, got {type(fn).__name__}.")
         self.fn = fn
         self._is_async = is_async_callable(fn)
+        self.runs_in_process = runs_in_process(fn)
 
     async def __call__(self, turn: Turn) -> Verdict:
         """Judge `turn`."""

@@ -7,7 +7,11 @@ from ..types import NextState, Turn
 
 
 class NextStateProvider(Protocol):
-    """Anything that says what followed a reply."""
+    """Anything that says what followed a reply.
+
+    It is asked while other replies are still being sampled, unless it has an attribute `runs_in_process = True`, as for
+    a [`~trl_openclaw.judges.Judge`].
+    """
 
     async def __call__(self, turn: Turn, row: Mapping[str, Any]) -> NextState | None:
         """Give the next state of `turn`.

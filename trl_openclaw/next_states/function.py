@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..calls import call_in_thread, callable_name, is_async_callable
+from ..calls import call_in_thread, callable_name, is_async_callable, runs_in_process
 from ..types import NextState, Turn
 from .base import as_next_state
 
@@ -31,6 +31,7 @@ class FunctionNextState:
             raise TypeError(f"`fn` must be callable, got {type(fn).__name__}.")
         self.fn = fn
         self._is_async = is_async_callable(fn)
+        self.runs_in_process = runs_in_process(fn)
 
     async def __call__(self, turn: Turn, row: Mapping[str, Any]) -> NextState | None:
         """Call the function; what it raises is raised here."""

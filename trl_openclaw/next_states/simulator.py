@@ -7,6 +7,7 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from ..calls import runs_in_process
 from ..errors import ChatError
 from ..hints import unquote
 from ..types import Message, NextState, Turn, message_text
@@ -61,6 +62,11 @@ class UserSimulator:
         if not text:
             raise ChatError("error", f"the simulated user said nothing; the model wrote {reply.text[:200]!r}")
         return NextState(text)
+
+    @property
+    def runs_in_process(self) -> bool:
+        """Whether the model is one in this process."""
+        return runs_in_process(self.client)
 
     async def check(self) -> None:
         """Raise `JudgeUnavailableError` when the model cannot be reached."""

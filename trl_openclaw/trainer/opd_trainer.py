@@ -31,6 +31,7 @@ from .active_tokens import keep_rows, mask_missing_scores
 from .alarms import AlarmAction, BandAlarm, parse_bands
 from .build_teacher import TeacherModel, build_reference, build_teacher, choose_teacher_model
 from .controls import HintControl
+from .early_feedback import EarlyFeedback
 from .guard import FailureGuard, SilenceAlarm, check_services
 from .hint_rows import HintCandidates, find_hints, render_candidates, shortlist
 from .inputs import (
@@ -183,6 +184,8 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         )
         check_policy(self, needs_teacher=bool(self.opd_weight))
         self.feedback.eos_token_ids = frozenset([*self.eos_token_ids, self.pad_token_id])
+        self._early = EarlyFeedback(self, self.feedback)
+        self.announces_completions = self._early.possible
         self.feedback_listeners: list[Callable[[str, list[Feedback]], None]] = []
         batch_size = args.teacher_batch_size or args.per_device_train_batch_size
         self.scorer = TokenScorer(
@@ -279,10 +282,19 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
 
     def before_sampling(self, inputs: list[dict[str, Any]]) -> None:
         check_batch(inputs, self)
+        self._early.open(inputs)
+
+    def on_completion(self, row: int, completion_ids: list[int]) -> None:
+        self._early.start(row, completion_ids)
+
+    def batch_over(self) -> None:
+        self._early.close()
 
     def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
         self._rollout = Rollout(prompts, completion_ids, rewards_per_func)
         self.profile.divide_rewards(self.feedback)
+        if self.announces_completions:
+            self.record_metric("feedback/early", self.feedback.early)
         for listener in self.feedback_listeners:
             listener(self.mode, self.feedback.last)
 
