@@ -89,7 +89,7 @@ def test_batches_hold_every_row_once_within_the_budget(rows, pass_cost, budget):
 
 def test_rows_of_one_prompt_stay_together_and_very_different_ones_apart():
     long, short = [7] * 1000, [8] * 20
-    rows = [long + [1, 2], short + [1, 2], long + [3, 4], short + [3, 4], [*long[:-1], 6, 5, 5]]
+    rows = [[*long, 1, 2], [*short, 1, 2], [*long, 3, 4], [*short, 3, 4], [*long[:-1], 6, 5, 5]]
     batches = make_batches(rows, [len(row) - 2 for row in rows], 64, 10**6)
     assert sorted(map(sorted, batches)) == [[0, 2, 4], [1, 3]]
 

@@ -6,9 +6,9 @@ Exact, with and without gradients: a token sees the very keys and values that it
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .dropout import largest_dropout
-from .prefix_plan import Plan, make_plan
+from .prefix_plan import Plan, make_batches, make_plan
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ class SharedRows:
     Args:
         ids (`(B, W)`): Prompt and completion of each row, filled up on the right.
         starts (`(B,)`): Where the completions begin.
-        plan: The passes, or `None` where this process has to run the rows as they are.
+        groups: Rows that are run together, and their passes. Empty where this process has to run the batch as it is.
         passes: How many passes every process runs.
     """
 
     ids: torch.Tensor
     starts: torch.Tensor
-    plan: Plan | None
+    groups: Sequence[tuple[list[int], Plan]]
     passes: int
 
 
@@ -89,31 +89,38 @@ class PrefixSharing:
             keep: Number T of completion positions.
         """
         rows = self._own_rows(model, kwargs, keep)
-        passes = len(rows.plan.passes) if rows is not None and rows.plan is not None else 1
+        passes = torch.tensor([1 if rows is None else rows.passes], device=self.accelerator.device)
         if self.accelerator.num_processes > 1:
-            counted = torch.tensor([passes], device=self.accelerator.device)
-            passes = int(self.accelerator.gather(counted).max())
-        if passes == 1:
+            passes = self.accelerator.gather(passes)
+        most = int(passes.max())
+        if most == 1:
             return None
         if rows is None:
-            return SharedRows(kwargs["input_ids"], kwargs["input_ids"][:, 0], None, passes)
-        return SharedRows(rows.ids, rows.starts, rows.plan, passes)
+            return SharedRows(kwargs["input_ids"], kwargs["input_ids"][:, 0], (), most)
+        return replace(rows, passes=most)
 
     def _own_rows(self, model: nn.Module, kwargs: Mapping[str, Any], keep: int) -> SharedRows | None:
-        if len(kwargs["input_ids"]) < 2:
+        if len(kwargs["input_ids"]) < 2 or self._refused.get(model, {}).get(torch.is_grad_enabled()) is not None:
             return None
-        if (problem := why_not(model, kwargs)) is not None:
-            self._say(problem)
-            return None
-        if self._refused.get(model, {}).get(torch.is_grad_enabled()) is not None:
+        problem = why_not(model, kwargs)
+        if problem in self._said:
             return None
         aligned = _without_left_padding(kwargs["input_ids"], kwargs["attention_mask"], keep)
         if aligned is None:
             return None
         ids, starts, lengths = aligned
         texts = [row[:n] for row, n in zip(ids.tolist(), lengths.tolist(), strict=True)]
-        plan = make_plan(texts, [n - 1 for n in starts.tolist()], self.pass_cost)
-        return SharedRows(ids, starts, plan, len(plan.passes)) if plan.shares else None
+        limits = [n - 1 for n in starts.tolist()]
+        groups = [
+            (group, make_plan([texts[i] for i in group], [limits[i] for i in group], self.pass_cost))
+            for group in make_batches(texts, limits, self.pass_cost, ids.numel())
+        ]
+        if not any(plan.shares for _, plan in groups):
+            return None
+        if problem is not None:
+            self._say(problem)
+            return None
+        return SharedRows(ids, starts, groups, sum(len(plan.passes) for _, plan in groups))
 
     def run(self, rows: SharedRows, model: nn.Module, backbone: Callable, keep: int, **kwargs: Any) -> Any:
         """The backbone's output on a call's rows. All processes must call it.
@@ -134,20 +141,30 @@ class PrefixSharing:
         if (problem := refused[gradients]) is not None:
             self._say(problem)
             return backbone(**kwargs)
-        if rows.plan is None:
-            output = backbone(**kwargs)
+        if not rows.groups:
+            output, done = backbone(**kwargs), 1
             hidden = output.last_hidden_state[:, -(keep + 1) :]
         else:
-            output = _run_passes(backbone, rows.ids, rows.plan, model)
-            offset = rows.plan.passes[-1].start
-            wanted = rows.starts.unsqueeze(1) - 1 - offset + torch.arange(keep + 1, device=rows.starts.device)
-            wanted = wanted.clamp(max=output.last_hidden_state.size(1) - 1)
-            hidden = output.last_hidden_state.gather(1, _like_states(wanted, output))
-        done = 1 if rows.plan is None else len(rows.plan.passes)
+            output, hidden, done = self._run_groups(rows, model, backbone, keep)
         for _ in range(rows.passes - done):  # as often as the process that shares most, in the backward pass, too
             hidden = hidden + 0 * backbone(input_ids=rows.ids[:1, :1], use_cache=False).last_hidden_state.sum()
         output.last_hidden_state = hidden
         return output
+
+    def _run_groups(
+        self, rows: SharedRows, model: nn.Module, backbone: Callable, keep: int
+    ) -> tuple[Any, torch.Tensor, int]:
+        """The last output, the states `(B, T + 1, H)` in the order of the rows, and the number of passes."""
+        found, order, done = [], [], 0
+        for group, plan in rows.groups:
+            output = _run_passes(backbone, rows.ids[group], plan, model)
+            states, starts = output.last_hidden_state, rows.starts[group].unsqueeze(1) - plan.passes[-1].start
+            wanted = (starts - 1 + torch.arange(keep + 1, device=starts.device)).clamp(max=states.size(1) - 1)
+            found.append(states.gather(1, wanted.unsqueeze(-1).expand(-1, -1, states.size(-1))))
+            order += group
+            done += len(plan.passes)
+        places = torch.tensor(order, device=rows.ids.device).argsort()
+        return output, torch.cat(found)[places], done
 
     @torch.no_grad()
     def prefill(self, backbone: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -329,8 +346,3 @@ def _without_left_padding(
         return None
     index = (first + columns).clamp(max=ids.size(1) - 1)
     return ids.gather(1, index)[:, : int(lengths.max())], starts, lengths
-
-
-def _like_states(index: torch.Tensor, output: Any) -> torch.Tensor:
-    """An index `(B, T)` for gathering states `(B, W, H)`."""
-    return index.unsqueeze(-1).expand(-1, -1, output.last_hidden_state.size(-1))

@@ -1,0 +1,241 @@
+"""A model that runs shared prefixes once, against the same model that runs every row."""
+
+import logging
+
+import pytest
+import torch
+from accelerate import Accelerator
+from tiny import tiny_llama
+from torch import nn
+from transformers import DynamicCache, MistralConfig, MistralForCausalLM
+from trl.trainer.utils import add_fused_lm_head
+
+from trl_openclaw._trl import completion_positions_only
+from trl_openclaw._trl.forward import shared_prefill
+from trl_openclaw.shared_prefix import PrefixSharing, SharedRows
+
+KEEP = 5
+LOGGER = "trl_openclaw.shared_prefix"
+
+
+def sharing() -> PrefixSharing:
+    return PrefixSharing(Accelerator(cpu=True), pass_cost=0)
+
+
+def batch(prompts=(12, 12, 7, 7, 12), completions=(5, 3, 5, 1, 4)) -> dict[str, torch.Tensor]:
+    """Rows with prompts of these lengths, equal where the length is, as TRL pads them."""
+    generator = torch.Generator().manual_seed(0)
+    texts = {n: torch.randint(0, 256, (n,), generator=generator) for n in dict.fromkeys(prompts)}
+    width = max(prompts)
+    ids = torch.full((len(prompts), width + KEEP), 257)
+    mask = torch.zeros_like(ids)
+    for i, (p, c) in enumerate(zip(prompts, completions, strict=True)):
+        ids[i, width - p : width] = texts[p]
+        ids[i, width : width + c] = torch.randint(0, 256, (c,), generator=generator)
+        mask[i, width - p : width + c] = 1
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :width] = -100
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def fused(model: nn.Module) -> nn.Module:
+    add_fused_lm_head(model)
+    return model
+
+
+def scored(model, shares: PrefixSharing | None, kwargs=None) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Log-probs `(B, T)`, the whole gradient of their weighted sum, and how many tokens were embedded."""
+    kwargs, seen = dict(batch() if kwargs is None else kwargs), []
+    handle = model.get_input_embeddings().register_forward_pre_hook(lambda module, args: seen.append(args[0].numel()))
+    model.zero_grad()
+    with completion_positions_only(model, kwargs, KEEP, None, shares):
+        logps = model(**kwargs, fused_lm_head=True).log_probs[:, -KEEP:]
+    handle.remove()
+    if logps.requires_grad:
+        (logps * torch.arange(1, logps.numel() + 1).view(logps.shape)).sum().backward()
+    gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+    return logps.detach(), torch.cat(gradients) if gradients else torch.zeros(1), sum(seen)
+
+
+def window_of_five() -> MistralForCausalLM:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=259, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.3, sliding_window=5,
+    )  # fmt: skip
+    return MistralForCausalLM(config)
+
+
+@pytest.mark.parametrize("make", [tiny_llama, window_of_five])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_numbers_and_gradients_are_those_of_every_row_alone(make, gradients):
+    model = fused(make()).train()
+    shares = sharing()
+    with torch.set_grad_enabled(gradients):
+        scored(model, shares)  # tries the model out
+        whole, whole_gradient, every = scored(model, None)
+        logps, gradient, tokens = scored(model, shares)
+    torch.testing.assert_close(logps, whole, atol=1e-5, rtol=1e-5)
+    assert (gradient - whole_gradient).norm() <= 1e-5 * whole_gradient.norm()
+    assert every == 5 * (12 + KEEP)
+    assert tokens < every / 1.5
+
+
+def test_completions_that_are_masked_as_a_whole_change_nothing():
+    model = fused(tiny_llama())
+    kwargs = batch(completions=(5, 0, 5, 1, 4))
+    torch.testing.assert_close(scored(model, sharing(), kwargs)[0], scored(model, None, kwargs)[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_process_that_shares_less_runs_as_many_passes(passes):
+    """One that has nothing to share, and one that shares in two passes, beside one that needs more of them."""
+    model = fused(tiny_llama())
+    whole, whole_gradient, _ = scored(model, None)
+    for own in (False, True):
+        shares = sharing()
+        found = shares.find(model, batch(), KEEP)
+        assert found is not None
+        assert found.passes == 4
+        rows = SharedRows(found.ids, found.starts, found.groups if own else (), passes + 3)
+        shares.find = lambda *args, rows=rows: rows
+        calls = []
+        handle = model.model.layers[0].register_forward_pre_hook(lambda *args, calls=calls: calls.append(1))
+        backward = []
+        model.model.layers[0].register_full_backward_hook(lambda *args, backward=backward: backward.append(1))
+        scored(model, shares)  # tries the model out
+        calls.clear()
+        backward.clear()
+        logps, gradient, _ = scored(model, shares)
+        handle.remove()
+        assert len(calls) == passes + 3
+        assert len(backward) == passes + 3
+        torch.testing.assert_close(logps, whole, atol=1e-5, rtol=1e-5)
+        assert (gradient - whole_gradient).norm() <= 1e-5 * whole_gradient.norm()
+
+
+class TestRefused:
+    def stock(self, model, caplog, message: str, times: int = 3) -> None:
+        """All calls are run as they are, with the same numbers, and this is said once."""
+        caplog.set_level(logging.WARNING, LOGGER)
+        whole, _, every = scored(model, None)
+        shares = sharing()
+        scored(model, shares)
+        for _ in range(times):
+            logps, _, tokens = scored(model, shares)
+            torch.testing.assert_close(logps, whole)
+            assert tokens == every
+        assert [message in record.getMessage() for record in caplog.records if record.name == LOGGER] == [True]
+
+    def test_a_cache_that_cannot_be_expanded(self, caplog, monkeypatch):
+        def refuse(*args):
+            raise NotImplementedError("no beams here")
+
+        monkeypatch.setattr(DynamicCache, "reorder_cache", refuse)
+        self.stock(fused(tiny_llama()), caplog, "cannot be expanded (NotImplementedError: no beams here)")
+
+    def test_a_cache_that_gives_other_numbers(self, caplog, monkeypatch):
+        reorder = DynamicCache.reorder_cache
+
+        def shuffle(cache, index):
+            reorder(cache, index)
+            for layer in cache.layers:
+                layer.values = layer.values * 1.01
+
+        monkeypatch.setattr(DynamicCache, "reorder_cache", shuffle)
+        self.stock(fused(tiny_llama()), caplog, "cache gives other numbers")
+
+    def test_a_backbone_without_cache(self, caplog):
+        model = fused(tiny_llama())
+        forward = model.model.forward
+        model.model.forward = lambda input_ids, attention_mask=None, position_ids=None, use_cache=None: forward(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids
+        )
+        self.stock(model, caplog, "cannot be expanded (TypeError")
+
+    def test_activation_checkpointing(self, caplog):
+        model = fused(tiny_llama())
+        model.gradient_checkpointing_enable()
+        self.stock(model.train(), caplog, "activation checkpointing")
+        model.eval()
+        shares = sharing()
+        scored(model, shares)
+        assert scored(model, shares)[2] < scored(model, None)[2]
+
+    def test_dropout(self, caplog):
+        model = fused(tiny_llama(attention_dropout=0.5)).train()
+        caplog.set_level(logging.WARNING, LOGGER)
+        assert scored(model, sharing())[2] == scored(model, None)[2]
+        assert "dropout is on" in caplog.text
+
+    def test_more_than_text(self, caplog):
+        kwargs = batch()
+        assert sharing().find(tiny_llama(), kwargs | {"pixel_values": torch.zeros(1)}, KEEP) is None
+        assert "more than text (`pixel_values`)" in caplog.text
+
+    def test_router_loss(self, caplog):
+        assert sharing().find(tiny_llama(), batch() | {"output_router_logits": True}, KEEP) is None
+        assert "load-balancing loss" in caplog.text
+
+    def test_nothing_is_said_where_nothing_could_be_shared(self, caplog):
+        model = fused(tiny_llama()).train()
+        model.gradient_checkpointing_enable()
+        kwargs = batch(prompts=(12, 7, 3, 4, 5))
+        assert sharing().find(model, kwargs, KEEP) is None
+        assert not caplog.records
+
+    def test_a_mask_with_holes_and_an_empty_prompt(self):
+        for row, column in ((0, 12), (2, slice(0, 12))):
+            kwargs = batch()
+            kwargs["attention_mask"][row, column] = 0
+            assert sharing().find(tiny_llama(), kwargs, KEEP) is None
+
+    def test_the_model_is_as_before_when_its_forward_fails(self):
+        model = fused(tiny_llama()).train()
+        before = dict(vars(model.model))
+        kwargs = batch()
+        with (
+            pytest.raises(RuntimeError, match="no"),
+            completion_positions_only(model, kwargs, KEEP, None, sharing()),
+        ):
+            raise RuntimeError("no")
+        assert dict(vars(model.model)) == before
+        assert model.training
+
+
+class TestPrefill:
+    def generated(self, model, shares, **kwargs) -> tuple[torch.Tensor, list[tuple[int, ...]]]:
+        seen = []
+        handle = model.model.layers[0].register_forward_pre_hook(lambda m, args: seen.append(tuple(args[0].shape[:2])))
+        inputs = batch()
+        torch.manual_seed(1)
+        with shared_prefill(model, shares):
+            ids = model.generate(
+                input_ids=inputs["input_ids"][:, :12], attention_mask=inputs["attention_mask"][:, :12],
+                max_new_tokens=8, **kwargs,
+            )  # fmt: skip
+        handle.remove()
+        return ids, seen
+
+    @pytest.mark.parametrize("make", [tiny_llama, window_of_five])
+    @pytest.mark.parametrize("kwargs", [{"do_sample": True}, {"do_sample": False}, {"num_beams": 2}], ids=str)
+    def test_the_same_tokens_and_each_prompt_once(self, make, kwargs):
+        model = make()
+        ids, seen = self.generated(model, sharing(), **kwargs)
+        expected, every = self.generated(model, None, **kwargs)
+        assert torch.equal(ids, expected)
+        assert seen[0] == (2, 12)
+        assert every[0][0] % 5 == 0
+        assert seen[1:] == every[1:]
+
+    def test_without_a_cache_every_row_is_run(self):
+        model = tiny_llama()
+        ids, seen = self.generated(model, sharing(), do_sample=False, use_cache=False)
+        assert torch.equal(ids, self.generated(model, None, do_sample=False)[0])
+        assert seen[0] == (5, 12)
+
+    def test_nothing_is_left_on_the_model(self):
+        model = tiny_llama()
+        before = dict(vars(model.model))
+        self.generated(model, sharing(), do_sample=False)
+        assert dict(vars(model.model)) == before
