@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trl_openclaw.hint_selection import (
     OVERLAP_RULES,
     TEXT_RULES,
+    alike,
     is_in,
     select_by_overlap,
     support,
@@ -131,3 +132,18 @@ def test_text_rules():
     drawn = [[TEXT_RULES["random"](hints, draw) for _ in range(50)] for draw in draws]
     assert drawn[0] == drawn[1] != drawn[2]
     assert set(drawn[0]) == set(range(5))
+
+
+def test_only_candidates_with_the_same_tokens_can_be_exchanged():
+    mask = torch.tensor(
+        [
+            [[1, 0, 1], [1, 1, 0], [1, 0, 1], [1, 0, 0]],  # the first with the most, and the one like it
+            [[0, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1]],
+            [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]],
+        ]
+    ).bool()
+    assert alike(mask).tolist() == [
+        [True, False, True, False],
+        [False, False, True, True],
+        [True, True, True, True],
+    ]

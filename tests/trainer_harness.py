@@ -138,6 +138,19 @@ def rollout_by_prompt(prompts, trainer):
     return {"prompt_ids": ids, "completion_ids": found, "logprobs": [[-1.0] * len(row) for row in found]}
 
 
+def micro_batches_of(trainer) -> list[dict]:
+    """Records every micro-batch as the loss reads it, each time it does."""
+    seen, advantages = [], trainer.token_advantages
+
+    def recording(inputs, old_per_token_logps):
+        found = advantages(inputs, old_per_token_logps)
+        seen.append({**inputs, "advantages": found})
+        return found
+
+    trainer.token_advantages = recording
+    return seen
+
+
 def batches_of(trainer) -> list[dict]:
     """Records every generation batch on its way to the loss."""
     seen = []

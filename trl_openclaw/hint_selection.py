@@ -55,6 +55,20 @@ def select_by_overlap(overlap: torch.Tensor, mask: torch.Tensor, rule: str) -> t
     return best.unsqueeze(-1).expand(*best.shape, overlap.size(-1))
 
 
+def alike(mask: torch.Tensor) -> torch.Tensor:
+    """The candidates that one can be chosen from for a whole row, without a token losing its score by the choice.
+
+    Args:
+        mask (`(..., M, T)`): Where a candidate has a score.
+
+    Returns:
+        Those with scores for the most tokens, `(..., M)`; where these differ, those like the first of them.
+    """
+    fullest = mask.sum(dim=-1).argmax(dim=-1)
+    first = mask.take_along_dim(fullest[..., None, None], dim=-2)
+    return (mask == first).all(dim=-1)
+
+
 def support(student_ids: torch.Tensor, teacher_ids: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens that a top-k objective compares.
 

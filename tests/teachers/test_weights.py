@@ -39,7 +39,7 @@ def test_model_in_memory_is_copied_only_where_something_needs_it(tmp_path, setti
 def test_initial_reference_beside_a_live_teacher_is_the_policy_before_training(tmp_path):
     trainer = make_trainer(tmp_path, config={"teacher": "live", "reward_scale": 1.5, "max_steps": 2})
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    reference = trainer._lessons.reference
+    reference = trainer._teaching.lessons.reference
     trainer.train()
     assert any((a != b).any() for a, b in zip(before, trainer.model.parameters(), strict=True))
     for kept, was in zip(reference.model.parameters(), before, strict=True):

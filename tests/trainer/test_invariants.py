@@ -19,7 +19,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_openclaw import CombineTrainer, Verdict, Vote
 from trl_openclaw.errors import SelfTestError
-from trl_openclaw.trainer import opd_trainer
+from trl_openclaw.trainer import read_hints
 from trl_openclaw.trainer.hint_rows import HintCandidates
 
 BLANK = "  "
@@ -87,7 +87,7 @@ class TestSelfTest:
             tmp_path, config={"teacher": "live", "hint_source": "privileged_context"},
             data=make_privileged(BLANK), judge=None, next_state=None,
         )  # fmt: skip
-        monkeypatch.setattr(opd_trainer, "find_hints", lambda *_: HintCandidates((BLANK,)))
+        monkeypatch.setattr(read_hints, "find_hints", lambda *_: HintCandidates((BLANK,)))
         trainer.train()
         assert logged(trainer, "hint/accepted") == [1.0]
         assert logged(trainer, "opd/gap_abs_max")[0] < 1e-4
@@ -266,8 +266,8 @@ class TestDirection:
 class TestPaddingAndOtherRows:
     def test_a_rows_teacher_scores_do_not_depend_on_its_neighbours(self, tmp_path):
         scores = []
-        for size in (1, 4):
-            trainer = make_trainer(tmp_path / str(size), config={"teacher_batch_size": size})
+        for size in (100, 400):  # one row and four
+            trainer = make_trainer(tmp_path / str(size), config={"teacher_token_budget": size})
             batches = batches_of(trainer)
             trainer.train()
             scores.append(batches[0]["teacher_per_token_logps"])

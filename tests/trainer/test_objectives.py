@@ -311,8 +311,8 @@ class TestSameNumbersWhateverTheShape:
     def test_batch_of_the_teacher_and_micro_batches(self, tmp_path, objective):
         whole = self.gradients(tmp_path, **objective)
         assert whole[0] != 0
-        self.assert_same(whole, self.gradients(tmp_path, **objective, teacher_batch_size=1))
-        self.assert_same(whole, self.gradients(tmp_path, **objective, teacher_batch_size=3))
+        self.assert_same(whole, self.gradients(tmp_path, **objective, teacher_token_budget=100))
+        self.assert_same(whole, self.gradients(tmp_path, **objective, teacher_token_budget=300))
         parts = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
         self.assert_same(whole, self.gradients(tmp_path, **objective, **parts))
 

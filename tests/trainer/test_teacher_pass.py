@@ -6,7 +6,15 @@ import pytest
 import torch
 from peft import LoraConfig
 from tiny import tiny_llama, tiny_tokenizer
-from trainer_harness import ScriptedTeacher, alternating_judge, batches_of, judge_with_hints, logged, make_trainer
+from trainer_harness import (
+    ScriptedTeacher,
+    alternating_judge,
+    batches_of,
+    judge_with_hints,
+    logged,
+    make_trainer,
+    micro_batches_of,
+)
 
 from trl_openclaw import Vote
 from trl_openclaw.errors import TeacherError
@@ -85,10 +93,13 @@ class TestNoGradientIntoTargets:
         kwargs = {"peft_config": LoraConfig(**LORA)} if peft else {}
         config = {**objective, "teacher": teacher}
         trainer = make_trainer(tmp_path, model=str(folder), judge=judge_with_hints(*HINTS), config=config, **kwargs)
-        batches = batches_of(trainer)
+        whole, batches = batches_of(trainer), micro_batches_of(trainer)
         trainer.train()
+        scored = {name for name, value in whole[0].items() if isinstance(value, torch.Tensor) and value.requires_grad}
+        assert not scored
         tensors = {name: value for name, value in batches[0].items() if isinstance(value, torch.Tensor)}
         assert {"teacher_per_token_logps", "hint_mask"} < tensors.keys()
+        assert not [name for name in tensors if name.startswith(("candidate_", "reference_"))]
         assert not [name for name, value in tensors.items() if value.requires_grad]
 
 
@@ -97,7 +108,7 @@ class TestHintSelection:
         trainer, teacher = steered_trainer(
             tmp_path, lambda m, t: m == 1 or t == 0, {**BY_OVERLAP, "log_completions": True}
         )
-        batches = batches_of(trainer)
+        batches = micro_batches_of(trainer)
         trainer.train()
         batch = batches[0]
         mask = batch["completion_mask"].bool()
@@ -127,14 +138,14 @@ class TestHintSelection:
 
     def test_a_draw_goes_to_the_first_vote(self, tmp_path):
         trainer, _ = steered_trainer(tmp_path, lambda m, t: m > 0, BY_OVERLAP)
-        batches = batches_of(trainer)
+        batches = micro_batches_of(trainer)
         trainer.train()
         assert (batches[0]["teacher_per_token_logps"][batches[0]["completion_mask"].bool()] == -2.0).all()
 
     def test_each_token_may_have_a_candidate_of_its_own(self, tmp_path):
         config = {**BY_OVERLAP, "hint_selection": "token", "log_completions": True}
         trainer, _ = steered_trainer(tmp_path, lambda m, t: m == (0, 2, 2)[t % 3], config)
-        batches = batches_of(trainer)
+        batches = micro_batches_of(trainer)
         trainer.train()
         batch = batches[0]
         pattern = torch.tensor([-1.0, -3.0, -3.0, -1.0, -3.0, -3.0])[: batch["completion_mask"].size(1)]
@@ -145,8 +156,13 @@ class TestHintSelection:
         table = pd.read_parquet(next((tmp_path / "completions").glob("*.parquet")))
         assert table["hint"].tolist() == ["Three."] * 4  # the one that most tokens have
 
-    def test_a_token_that_the_best_candidate_could_not_score_has_another_or_none(self, tmp_path):
+    @pytest.mark.parametrize("num_iterations", [1, 2])
+    def test_a_candidate_without_a_score_that_others_have_is_not_chosen(self, tmp_path, num_iterations):
+        """Which tokens train is settled before the choice is made, so the choice must not cost one its score."""
+
         class Patchy(Steered):
+            """Cannot score the second token under the second candidate, with which it agrees best."""
+
             def score(self, rows, *, topk=0):
                 scores = super().score(rows, topk=topk)
                 mask = scores.mask.clone()
@@ -154,18 +170,42 @@ class TestHintSelection:
                     mask[i, 1] &= scores.per_token_logps[i, 0] != -2.0
                 return TeacherScores(scores.per_token_logps, mask, scores.topk_ids)
 
-        for rule, second in (("sequence", None), ("token", -1.0)):
+        for rule, first in (("sequence", -1.0), ("token", -2.0)):
             model = tiny_llama()
             teacher = Patchy(lambda m, t: m == 1, model)
             trainer = make_trainer(
                 tmp_path, model=model, teacher_model=teacher, judge=judge_with_hints(*HINTS),
-                config={**BY_OVERLAP, "hint_selection": rule},
+                config={**BY_OVERLAP, "hint_selection": rule, "num_iterations": num_iterations},
             )  # fmt: skip
-            batches = batches_of(trainer)
+            batches = micro_batches_of(trainer)
             trainer.train()
-            scores = batches[0]["teacher_per_token_logps"]
-            assert (scores[:, 0] == -2.0).all()
-            assert scores[:, 1].isnan().all() if second is None else (scores[:, 1] == second).all()
+            batch = batches[0]
+            scores = batch["teacher_per_token_logps"]
+            assert (scores[:, 0] == first).all()
+            assert (scores[:, 1] == -1.0).all()
+            assert torch.equal(scores.isfinite(), batch["teacher_mask"])
+            assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+
+    @pytest.mark.parametrize("rule", ["sequence", "token"])
+    def test_a_token_that_no_candidate_could_score_is_in_no_normaliser(self, tmp_path, rule):
+        class Narrow(Steered):
+            def score(self, rows, *, topk=0):
+                scores = super().score(rows, topk=topk)
+                mask = scores.mask.clone()
+                mask[:, 1] = False
+                return TeacherScores(scores.per_token_logps, mask, scores.topk_ids)
+
+        model = tiny_llama()
+        trainer = make_trainer(
+            tmp_path, model=model, teacher_model=Narrow(lambda m, t: m == 1, model), judge=judge_with_hints(*HINTS),
+            config={**BY_OVERLAP, "hint_selection": rule},
+        )  # fmt: skip
+        batches = micro_batches_of(trainer)
+        trainer.train()
+        batch = batches[0]
+        assert batch["teacher_per_token_logps"][:, 1].isnan().all()
+        assert batch["num_items_in_batch"] == batch["completion_mask"].sum() - len(batch["completion_mask"])
+        assert (batch["advantages"][:, 1] == 0).all()
 
     @pytest.mark.parametrize(("max_hints", "asked"), [(1, 1), (2, 2), (5, 3)])
     def test_no_more_candidates_than_allowed(self, tmp_path, max_hints, asked):
@@ -252,7 +292,7 @@ class TestTeachersOfOnesOwn:
         trainer = make_trainer(
             tmp_path, model=model, teacher_model=teacher, judge=judge_with_hints("One.", "Two."), config=config
         )
-        batches = batches_of(trainer)
+        batches = micro_batches_of(trainer)
         trainer.train()
         scores = batches[0]["teacher_per_token_logps"]
         assert scores.dtype == torch.float32
@@ -331,7 +371,7 @@ class TestVocabularies:
             tmp_path, teacher_model=teacher, teacher_processing_class=tiny_tokenizer(),
             config={"opd_loss": loss, "topk_support": support, "topk": 40},
         )  # fmt: skip
-        batches = batches_of(trainer)
+        batches = micro_batches_of(trainer)
         trainer.train()
         ids, mask = batches[0]["support_ids"], batches[0]["support_mask"]
         assert (ids < 259).all()
@@ -351,7 +391,7 @@ class TestReference:
             config["teacher"] = teacher
         trainer = make_trainer(tmp_path, config=config, **kwargs)
         trainer.train()
-        reference = trainer._lessons.reference
+        reference = trainer._teaching.lessons.reference
         assert isinstance(reference, FrozenTeacher)
         assert (reference is trainer.teacher) == (teacher == "frozen")
         for parameter, initial in zip(reference.model.parameters(), tiny_llama().parameters(), strict=True):

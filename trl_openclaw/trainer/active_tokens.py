@@ -17,7 +17,7 @@ def mask_missing_scores(trainer: SeamGRPOTrainer, batch: dict[str, Any], has_sco
         has_score (`(B,)`): Rows with a reward advantage.
     """
     policy_mask = _policy_mask(batch)
-    missing = ~batch["teacher_per_token_logps"].isfinite() & batch["hint_mask"].unsqueeze(1)
+    missing = ~batch["teacher_mask"] & batch["hint_mask"].unsqueeze(1)
     counted = missing & (batch["completion_mask"] * policy_mask).bool()
     local = torch.stack([counted.sum(), (batch["completion_mask"] * policy_mask)[batch["hint_mask"]].sum()])
     lost, total = trainer.accelerator.gather(local).view(-1, 2).sum(0).tolist()

@@ -9,6 +9,7 @@ from .._trl import SeamGRPOTrainer, prepare_scoring_model
 from ..scoring import TokenScorer
 from ..teachers import (
     TEACHERS,
+    AdapterOffTeacher,
     ExternalTeacher,
     FrozenTeacher,
     InitialWeights,
@@ -96,7 +97,17 @@ def build_reference(
     if not args.uses_initial_reference:
         return _external(trainer, scorer, args.opd_reference, None)
     is_initial = isinstance(teacher, LocalTeacher) and teacher.same_weights_at_start and args.teacher == "frozen"
-    return teacher if is_initial else FrozenTeacher.build(trainer, scorer, initial)
+    if not is_initial:
+        return FrozenTeacher.build(trainer, scorer, initial)
+    # Without a hint the teacher would be seen from itself, and adds exactly nothing.
+    return None if args.control == "unhinted_teacher" else teacher
+
+
+def is_trl_reference(trainer: SeamGRPOTrainer, reference: Teacher | None) -> bool:
+    """Whether a reference has the weights that TRL's own reference pass (`beta`) scores the plain prompts with."""
+    if trainer.beta == 0 or not isinstance(reference, LocalTeacher):
+        return False
+    return isinstance(reference, AdapterOffTeacher) or reference.model is trainer.ref_model
 
 
 def _external(

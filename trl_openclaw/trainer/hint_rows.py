@@ -95,43 +95,59 @@ class HintedRow:
 
 def render_candidates(
     prompts: Sequence[Any],
+    plain_ids: Sequence[Sequence[int]],
     hints: Sequence[HintCandidates],
     completion_lengths: Sequence[int],
     *,
-    tokenize: Callable[[list], list[list[int]]],
+    tokenize: Callable[[list, list[int]], list[list[int]]],
     place: Callable[[Any, str], Any],
     max_length: int | None,
 ) -> list[list[HintedRow]]:
-    """Place all candidates and tokenize the prompts, exactly as the sampled prompts were.
+    """Place all candidates and tokenize the prompts, exactly as the sampled prompts were. All in one call.
 
     Args:
         prompts: The prompts that were sampled from, one per row.
+        plain_ids: Their ids, which a prompt without a hint in it has, too.
         hints: The candidates of each row.
         completion_lengths: Tokens sampled per row.
-        tokenize: Renders and tokenizes one prompt per row.
-        place: Puts a hint into a prompt.
+        tokenize: Renders and tokenizes prompts, given the rows that they belong to.
+        place: Puts a hint into a prompt, or gives back the prompt itself.
         max_length: The teacher's window in tokens, if known. A longer row is dropped, never cut.
 
     Returns:
         The rendered candidates of each row, at least one; a dropped one says why.
     """
-    rendered: list[list[HintedRow]] = [[] for _ in prompts]
-    for m in range(max([1, *(len(row.texts) for row in hints)])):
-        texts, drops = list(prompts), [row.drop for row in hints]
-        chosen = [row.texts[m] if m < len(row.texts) else None for row in hints]
-        for i, hint in enumerate(chosen):
-            if hint is not None and drops[i] is None:
-                try:
-                    texts[i] = place(prompts[i], hint)
-                except HintError:
-                    drops[i] = "no_user_message"
-        ids = tokenize(texts) if not all(drops) else [[]] * len(texts)
-        for i, row in enumerate(hints):
-            if m == 0 or m < len(row.texts):
-                too_long = max_length is not None and len(ids[i]) + completion_lengths[i] > max_length
-                drop = drops[i] or ("too_long" if too_long else None)
-                rendered[i].append(HintedRow(drop=drop) if drop else HintedRow(chosen[i], list(ids[i])))
+    placed = [[_placed(prompt, hint, place) for hint in row.texts] for prompt, row in zip(prompts, hints, strict=True)]
+    changed = [
+        (i, prompt)
+        for i, found in enumerate(placed)
+        for prompt in found
+        if prompt is not None and prompt is not prompts[i]
+    ]
+    ids = iter(tokenize([prompt for _, prompt in changed], [i for i, _ in changed]))
+    rendered: list[list[HintedRow]] = []
+    for i, row in enumerate(hints):
+        room = None if max_length is None else max_length - completion_lengths[i]
+        found = []
+        for hint, prompt in zip(row.texts, placed[i], strict=True):
+            if prompt is None:
+                found.append(HintedRow(drop="no_user_message"))
+                continue
+            prompt_ids = list(plain_ids[i] if prompt is prompts[i] else next(ids))
+            fits = room is None or len(prompt_ids) <= room
+            found.append(HintedRow(hint, prompt_ids) if fits else HintedRow(drop="too_long"))
+        rendered.append([HintedRow(drop=row.drop)] if row.drop else found)
     return rendered
+
+
+def _placed(prompt: Any, hint: str | None, place: Callable[[Any, str], Any]) -> Any:
+    """The prompt with the hint in it; the prompt itself without one; `None` where there is no place for it."""
+    if hint is None:
+        return prompt
+    try:
+        return place(prompt, hint)
+    except HintError:
+        return None
 
 
 def shortlist(candidates: Sequence[HintedRow], rule: str, generator: random.Random) -> list[HintedRow]:

@@ -1,11 +1,10 @@
 """`OPDTrainer`: hindsight-guided on-policy distillation on top of TRL's `GRPOTrainer`."""
 
-import random
 import textwrap
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -17,9 +16,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from .._trl import SeamGRPOTrainer, get_config_model_id
 from ..format_tokens import cap_format_tokens, format_token_ids
-from ..hints import clean_hint, insert_hint, without_special_tokens
 from ..judges.base import Judge
-from ..lm_head import LMHead, TokenStates
+from ..lm_head import TokenStates
 from ..losses import combine_advantages, gap_statistics, opd_advantages, token_gap
 from ..next_states.base import NextStateProvider
 from ..objectives import Objective, Positions, make_objective
@@ -29,11 +27,10 @@ from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, Teacher
 from ..types import Feedback
 from .active_tokens import keep_rows, mask_missing_scores
 from .alarms import AlarmAction, BandAlarm, parse_bands
-from .build_teacher import TeacherModel, build_reference, build_teacher, choose_teacher_model
-from .controls import HintControl
+from .build_teacher import TeacherModel, build_reference, build_teacher, choose_teacher_model, is_trl_reference
+from .comparison import Comparison
 from .early_feedback import EarlyFeedback
 from .guard import FailureGuard, SilenceAlarm, check_services
-from .hint_rows import HintCandidates, find_hints, render_candidates, shortlist
 from .inputs import (
     check_batch,
     check_columns,
@@ -43,14 +40,16 @@ from .inputs import (
     check_policy,
     check_size,
     resolve_hint_source,
+    shared_vocabulary,
     with_judge_column,
 )
 from .model_card import write_model_card
 from .opd_config import OPDConfig
-from .records import record_candidates, record_gap, record_leakage, record_lesson, record_token_losses
+from .records import record_gap, record_token_losses
 from .self_test import run_self_test
 from .step_profile import ProfiledSteps
-from .teacher_pass import Lesson, TeacherPass
+from .teacher_pass import TeacherPass
+from .teaching import Teaching
 
 logger = get_logger(__name__)
 
@@ -187,16 +186,18 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         self._early = EarlyFeedback(self, self.feedback)
         self.announces_completions = self._early.possible
         self.feedback_listeners: list[Callable[[str, list[Feedback]], None]] = []
-        batch_size = args.teacher_batch_size or args.per_device_train_batch_size
         self.scorer = TokenScorer(
-            self.accelerator, self.pad_token_id, batch_size, self.temperature, args.cast_lm_head_to_fp32
+            self.accelerator,
+            self.pad_token_id,
+            args.teacher_token_budget,
+            self.temperature,
+            args.cast_lm_head_to_fp32,
+            self.prefix_sharing,
         )
-        self._lessons: TeacherPass | None = None
-        self._teacher_head: LMHead | None = None
+        self._teaching: Teaching | None = None
         if self.opd_weight:
-            self._lessons = self._hire_teacher(teacher_model, teacher_processing_class, initial)
+            self._teaching = self._hire_teacher(teacher_model, teacher_processing_class, initial)
             check_control(self, train_dataset)
-        self._control = HintControl(args.control, self._clean_hint)
         if bands := parse_bands(args.alarms, "alarms"):
             self.add_callback(BandAlarm(bands, cast(AlarmAction, args.alarm_action), args.alarm_patience))
         self._guard = FailureGuard(args.judge_failure_limit, args.judge_failure_patience)
@@ -211,22 +212,23 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         teacher_model: TeacherModel | None,
         teacher_processing_class: PreTrainedTokenizerBase | None,
         initial: InitialWeights,
-    ) -> TeacherPass:
+    ) -> Teaching:
         """Make teacher, reference and objective, and check that they go together."""
-        self.objective = make_objective(self.args)
-        self.adds_token_losses = self.objective is not None
+        self.objective = objective = make_objective(self.args)
         self.teacher = build_teacher(self, self.scorer, teacher_model, teacher_processing_class, initial)
         reference = build_reference(self, self.scorer, self.teacher, initial)
         check_objective(self, self.teacher, reference)
-        return TeacherPass(
+        by_trl = objective is None and is_trl_reference(self, reference)
+        several = self.hint_source == "judge"
+        vocabulary = shared_vocabulary(self, self.teacher, reference)
+        teaching = Teaching(
             self,
-            self.scorer,
-            self.teacher,
-            self.objective,
-            reference,
-            self._bound_gap_at_format_tokens,
-            several_hints=self.hint_source == "judge",
+            TeacherPass(self, self.teacher, objective, reference, trl_reference=by_trl, several_hints=several),
+            Comparison(self.args, objective, vocabulary, self._bound_gap_at_format_tokens),
         )
+        self.reads_old_policy = teaching.lessons.uses_student
+        self.adds_token_losses = objective is not None or teaching.looks_into_the_loss
+        return teaching
 
     @classmethod
     def _checked_args(cls, model: Any, args: OPDConfig | None) -> OPDConfig:
@@ -310,10 +312,9 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         row_advantages, has_score = self.row_advantages(batch, rollout)
         batch["row_advantages"] = row_advantages
         signal = has_score
-        if self._lessons is not None:
+        if self._teaching is not None:
             self._run_self_test_once(batch, rollout)
-            lesson = self._teach(self._lessons, inputs, batch, rollout)
-            batch |= lesson.batch
+            self._teaching.teach(inputs, batch, rollout)
             signal = signal | batch["hint_mask"]
             mask_missing_scores(self, batch, has_score)
         share = keep_rows(self, batch, signal)
@@ -329,64 +330,13 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         zeros = torch.zeros(rows, device=self.accelerator.device)
         return zeros, zeros.bool()
 
-    def _teach(
-        self, lessons: TeacherPass, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout
-    ) -> Lesson:
-        """Have the teacher score the batch under the hints that were found for it."""
-        # Drawn anew for each batch, and the same again for the same batch after a resume.
-        place = (self.args.seed, self.state.global_step, self.accelerator.process_index, self.mode)
-        generator = random.Random(f"{place} {rollout.completion_ids}")
-        hints = self._hint_candidates(inputs, batch, rollout, generator)
-        sampled = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
-        with self.timed("teacher"):
-            candidates = render_candidates(
-                rollout.prompts,
-                hints,
-                [len(ids) for ids in rollout.completion_ids],
-                tokenize=self.tokenize_prompts,
-                place=self._place_hint,
-                max_length=lessons.max_length,
-            )
-            candidates = [shortlist(rows, self.args.hint_selection, generator) for rows in candidates]
-            plain = [ids[mask].tolist() for ids, mask in sampled]
-            lesson = lessons(plain, rollout.completion_ids, candidates, batch["completion_ids"].size(1))
-        self._teacher_head = lesson.teacher_head
-        record_lesson(self, lesson)
-        record_leakage(self, lesson, self.feedback.last)
-        return lesson
-
-    def _hint_candidates(
-        self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout, generator: random.Random
-    ) -> list[HintCandidates]:
-        """What each row may be taught with; nothing for a completion without a token to train."""
-        feedback = self.feedback.last
-        found = [
-            find_hints(self.hint_source, row, answer, self.special_tokens)
-            for row, answer in zip(inputs, feedback, strict=True)
-        ]
-        record_candidates(self, found)
-        has_tokens = batch["completion_mask"].any(dim=1).tolist()
-        for i in range(len(found)):
-            if self.empty_rows and self.empty_rows[i]:
-                found[i] = HintCandidates(drop="empty_completion")
-            elif not has_tokens[i]:
-                found[i] = HintCandidates(drop="masked_completion")
-        found = self._control(found, rollout.prompts, feedback, generator, remember=self.mode == "train")
-        return [replace(hints, texts=hints.texts[: self.args.max_hints]) for hints in found]
-
-    def _place_hint(self, prompt: Any, hint: str) -> Any:
-        hinted = insert_hint(prompt, hint, self.args.hint_placement, self.args.hint_template)
-        return prompt if self.args.control == "unhinted_teacher" else hinted
-
-    def _clean_hint(self, text: str) -> str | None:
-        return clean_hint(without_special_tokens(text, self.special_tokens))
-
     # In the loss
 
     def token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
         rows = inputs["row_advantages"]
-        if not self.opd_weight:
+        if self._teaching is None:
             return self.rl_weight * rows
+        self._teaching.record_choice()
         teacher = inputs["teacher_per_token_logps"]
         clip = self.args.logp_gap_clip if self.objective is None else None  # of the sampled tokens
         mask = self._taught(inputs)
@@ -405,13 +355,16 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
 
     def token_losses(
         self, inputs: dict[str, Any], per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module
-    ) -> torch.Tensor:
-        assert self.objective is not None, "only an objective adds losses"
+    ) -> torch.Tensor | None:
+        assert self._teaching is not None, "without a teacher nothing is added"
+        head = self._teaching.head_of(model, hidden)
+        states = TokenStates(hidden, inputs["completion_ids"], per_token_logps, head)
+        self._teaching.compare_in_loss(inputs, states)
+        if self.objective is None:
+            return None
         taught = self._taught(inputs)
-        head = LMHead.of(model, hidden, self.temperature, in_float32=self.args.cast_lm_head_to_fp32)
-        student = TokenStates(hidden, inputs["completion_ids"], per_token_logps, head)[taught]
         data = {name: inputs[name][taught] for name in self.objective.inputs}
-        losses = self.objective.token_losses(Positions(student, data, self._teacher_head))
+        losses = self.objective.token_losses(Positions(states[taught], data, self._teaching.heads.teacher))
         inputs["objective_losses"] = losses.detach()
         placed = torch.zeros(taught.shape, dtype=losses.dtype, device=losses.device)
         return placed.masked_scatter(taught, self.opd_weight * losses)
@@ -427,8 +380,11 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
 
     def _taught(self, inputs: dict[str, Any]) -> torch.Tensor:
         """The tokens `(B, T)` that have a teacher and belong to the policy."""
-        mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool() & inputs["hint_mask"].unsqueeze(1)
-        return mask & inputs["teacher_per_token_logps"].isfinite()
+        return (inputs["completion_mask"] * inputs["tool_mask"]).bool() & inputs["teacher_mask"]
+
+    def read_old_policy(self, per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module) -> None:
+        assert self._teaching is not None, "without a teacher nobody asks"
+        self._teaching.old_policy.read(hidden, model)
 
     def loss_scale(self, inputs: dict[str, Any]) -> torch.Tensor | float:
         return inputs["row_scale"]

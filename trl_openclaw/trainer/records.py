@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from .._trl import SeamGRPOTrainer
 from ..leakage import leakage_metrics
 from ..types import Feedback
-from .hint_rows import DROP_REASONS, HintCandidates
+from .hint_rows import DROP_REASONS, HintCandidates, HintedRow
 from .teacher_pass import Lesson
 
 
@@ -19,37 +20,85 @@ def record_candidates(trainer: SeamGRPOTrainer, found: Sequence[HintCandidates])
         trainer.record_metric("hint/control_tokens", changed / hinted)
 
 
-def record_lesson(trainer: SeamGRPOTrainer, lesson: Lesson) -> None:
-    """Log what was accepted, why the rest was dropped, and what was chosen among how many."""
-    counts = [sum(row.drop == reason for row in lesson.rows) for reason in DROP_REASONS]
-    candidates = [sum(lesson.candidates), sum(number > 0 for number in lesson.candidates)]
-    *dropped, scored, asked, total = _sum(trainer, [*counts, *candidates, len(lesson.rows)])
+def record_lesson(trainer: SeamGRPOTrainer, lesson: Lesson, *, counts_candidates: bool) -> None:
+    """Log what was accepted, why the rest was dropped, and how many candidates there are."""
+    rows = lesson.rows([0] * len(lesson.candidates))
+    counts = [sum(row.drop == reason for row in rows) for reason in DROP_REASONS]
+    numbers = [len(candidates) for candidates in lesson.candidates]
+    local = [*counts, sum(numbers), sum(number > 0 for number in numbers), len(rows)]
+    *dropped, scored, asked, total = _sum(trainer, local)
     accepted = total - sum(dropped)
     trainer.record_metric("hint/accepted", accepted / total)
     for reason, count in zip(DROP_REASONS, dropped, strict=True):
         trainer.record_metric(f"hint/dropped/{reason}", count / total)
     if asked:
         trainer.record_metric("hint/candidates", scored / asked)
-    trainer.record_column("hint", [row.hint for row in lesson.rows])
-    trainer.record_column("hint_drop", [row.drop for row in lesson.rows])
-    if lesson.overlap is not None:
-        known = lesson.overlap.isfinite()
-        total_overlap, tokens = _sum(trainer, [lesson.overlap.nansum().item(), known.sum().item()])
-        if tokens:
-            trainer.record_metric("opd/overlap", total_overlap / tokens)
-        rows = lesson.overlap.nanmean(dim=1).tolist()
-        trainer.record_column("hint_candidates", lesson.candidates)
-        trainer.record_column("hint_overlap", [None if math.isnan(value) else value for value in rows])
+    trainer.record_column("hint_drop", [row.drop for row in rows])
+    if counts_candidates:
+        trainer.record_column("hint_candidates", numbers)
 
 
-def record_leakage(trainer: SeamGRPOTrainer, lesson: Lesson, feedback: Sequence[Feedback]) -> None:
-    """Log which share of the replies speaks of hints that the student was never shown."""
-    prompts = [row.turn.prompt_text for row in feedback]
-    found = leakage_metrics([row.turn.reply for row in feedback], [row.hint for row in lesson.rows], prompts)
-    sums = _sum(trainer, [number for values in found.values() for number in (sum(values), len(values))])
-    for name, total, count in zip(found, sums[::2], sums[1::2], strict=True):
-        if count:
-            trainer.record_metric(name, total / count)
+class ChoiceRecord:
+    """Collects which candidate each row of a generation batch is taught with, and logs it when all rows are known.
+
+    Micro-batches are compared one after another where the student's states are those of the loss. They come in any
+    order; `row_index` says where their rows belong.
+
+    Args:
+        lesson: What the teacher knows.
+        feedback: Of the rows, for the texts of prompts and replies.
+        batch: The generation batch, before it is compared.
+    """
+
+    def __init__(self, lesson: Lesson, feedback: Sequence[Feedback], batch: dict[str, Any]):
+        self.lesson, self.feedback = lesson, feedback
+        mask = batch["teacher_mask"]
+        self.uses_overlap = "candidate_topk_ids" in batch
+        self._choice = torch.zeros(len(mask), dtype=torch.long, device=mask.device)
+        self._overlap = torch.full(mask.shape, float("nan"), device=mask.device)
+        self._open = len(mask)
+        self._reserved = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every row has been added."""
+        return self._open == 0
+
+    def add(self, batch: dict[str, Any]) -> None:
+        """Take note of rows that were compared."""
+        rows = batch["row_index"]
+        self._choice[rows] = batch["hint_choice"]
+        if self.uses_overlap:
+            self._overlap[rows] = batch["hint_overlap"]
+        self._open -= len(rows)
+
+    def reserve_columns(self, trainer: SeamGRPOTrainer) -> None:
+        """Keep the places of the batch in the completions table, whose columns must be of one length."""
+        for name in ("hint", "hint_overlap"):
+            trainer.record_column(name, [None] * len(self._choice))
+        self._reserved = True
+
+    def record(self, trainer: SeamGRPOTrainer) -> None:
+        """Log the hints, how well they agree with the student, and whether replies speak of them."""
+        chosen = self.lesson.rows(self._choice.tolist())
+        trainer.record_column("hint", [row.hint for row in chosen], replace=self._reserved)
+        if self.uses_overlap:
+            local = [self._overlap.nansum().item(), self._overlap.isfinite().sum().item()]
+            total, tokens = _sum(trainer, local)
+            if tokens:
+                trainer.record_metric("opd/overlap", total / tokens)
+            shares = [None if math.isnan(share) else share for share in self._overlap.nanmean(dim=1).tolist()]
+            trainer.record_column("hint_overlap", shares, replace=self._reserved)
+        self._record_leakage(trainer, chosen)
+
+    def _record_leakage(self, trainer: SeamGRPOTrainer, chosen: Sequence[HintedRow]) -> None:
+        """Log which share of the replies speaks of hints that the student was never shown."""
+        replies, prompts = zip(*((row.turn.reply, row.turn.prompt_text) for row in self.feedback), strict=True)
+        found = leakage_metrics(replies, [row.hint for row in chosen], prompts)
+        sums = _sum(trainer, [number for values in found.values() for number in (sum(values), len(values))])
+        for name, total, count in zip(found, sums[::2], sums[1::2], strict=True):
+            if count:
+                trainer.record_metric(name, total / count)
 
 
 def record_gap(trainer: SeamGRPOTrainer, local: torch.Tensor) -> None:

@@ -1,0 +1,85 @@
+"""From a sampled batch to what the loss compares: hints are placed, the teacher scores, and the student is compared.
+
+What is compared may depend on the student: which hint agrees with it best, and which tokens it thinks of. No pass is
+made for that. Where TRL scores the sampled batch with the policy anyway, because the policy may move before the last
+use of the batch, its states are read from that pass; otherwise they are those of the loss's own forward, which is the
+first.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..lm_head import LMHead, TokenStates
+from .comparison import Comparison, Heads, OldPolicy, Student
+from .read_hints import HintReader
+from .records import ChoiceRecord, record_lesson
+from .teacher_pass import TeacherPass
+
+if TYPE_CHECKING:
+    from .opd_trainer import OPDTrainer, Rollout
+
+
+class Teaching:
+    """Has a generation batch scored, and compares it, whole or by micro-batches, as soon as the student is known.
+
+    Args:
+        trainer: The trainer.
+        lessons: The teacher's pass.
+        comparison: What is made of it.
+    """
+
+    def __init__(self, trainer: "OPDTrainer", lessons: TeacherPass, comparison: Comparison):
+        self.trainer, self.lessons, self.comparison = trainer, lessons, comparison
+        self.reader = HintReader(trainer)
+        self.old_policy = OldPolicy(trainer.args.topk, self.head_of)
+        self.heads = Heads()
+        self._record: ChoiceRecord | None = None
+
+    @property
+    def looks_into_the_loss(self) -> bool:
+        """Whether the loss's own forward is where the student's states come from."""
+        return self.lessons.uses_student and not self.trainer.scores_old_policy
+
+    def head_of(self, model: nn.Module, hidden: torch.Tensor) -> LMHead:
+        """The head of the policy, or of a model like it, as it projects `hidden`."""
+        args = self.trainer.args
+        return LMHead.of(model, hidden, self.trainer.temperature, in_float32=args.cast_lm_head_to_fp32)
+
+    def teach(self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: "Rollout") -> None:
+        """Put into a generation batch what the teacher knows of it, and compare it unless that has to wait."""
+        trainer = self.trainer
+        with trainer.timed("teacher"):
+            sampled = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
+            plain = [ids[mask].tolist() for ids, mask in sampled]
+            candidates = self.reader(inputs, batch, rollout, plain, self.lessons.max_length)
+            lesson = self.lessons(plain, rollout.completion_ids, candidates, batch)
+            batch |= lesson.batch
+            lesson.batch.clear()  # the batch alone holds what is large, and lets go of it
+            self.heads = lesson.heads
+            self._record = ChoiceRecord(lesson, trainer.feedback.last, batch)
+            student = self.old_policy.take(batch)
+            waits = self.lessons.uses_student and student is None
+            if not waits:
+                self._compare(batch, student)
+        record_lesson(trainer, lesson, counts_candidates=self.lessons.uses_student)
+        if waits:
+            self._record.reserve_columns(trainer)
+        self.record_choice()
+
+    def compare_in_loss(self, inputs: dict[str, Any], states: TokenStates) -> None:
+        """Compare a micro-batch that has waited for the student, with its states `(B, T)` in the loss's forward."""
+        if self.comparison.is_due(inputs):
+            self._compare(inputs, Student.of(states, inputs["teacher_mask"], self.trainer.args.topk))
+
+    def record_choice(self) -> None:
+        """Log what was chosen, once all rows of the generation batch have been compared. A collective then."""
+        if self._record is not None and self._record.is_complete:
+            self._record.record(self.trainer)
+            self._record = None
+
+    def _compare(self, batch: dict[str, Any], student: Student | None) -> None:
+        self.comparison(batch, student, self.heads)
+        assert self._record is not None, "a batch is scored before it is compared"
+        self._record.add(batch)
