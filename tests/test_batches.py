@@ -21,10 +21,10 @@ def micro_batches(prompts: list[int], size: int) -> list[dict]:
 
 
 def test_prompts_keep_the_order_of_their_first_rows_and_rows_their_own():
-    batches = keep_prompts_together(micro_batches([9, 3, 3, 9, 4, 9], 2))
+    batches = keep_prompts_together(micro_batches([4, 9, 9, 4, 3, 4], 2))
     assert [batch["row"].tolist() for batch in batches] == [[0, 3], [5, 1], [2, 4]]
     assert [batch["names"] for batch in batches] == [["row 0", "row 3"], ["row 5", "row 1"], ["row 2", "row 4"]]
-    assert [batch["prompt_ids"][:, 1].tolist() for batch in batches] == [[9, 9], [9, 3], [3, 4]]
+    assert [batch["prompt_ids"][:, 1].tolist() for batch in batches] == [[4, 4], [4, 9], [9, 3]]
     assert all(batch["num_items_in_batch"] == 17 and batch["old_per_token_logps"] is None for batch in batches)
 
 

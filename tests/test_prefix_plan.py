@@ -59,6 +59,17 @@ def test_a_prompt_with_hints_and_completions():
     assert plan.shares
 
 
+def test_two_prompts_with_hints_of_their_own():
+    rows = [[prompt] * 4 + [prompt + hint] * 3 + [c] for prompt in (10, 20) for hint in (1, 2) for c in (8, 9)]
+    plan = make_plan(rows, [7] * 8, 0)
+    assert [(part.start, part.stop, part.parents) for part in plan.passes] == [
+        (0, 4, ()),
+        (4, 7, (0, 0, 1, 1)),
+        (7, 8, (0, 0, 1, 1, 2, 2, 3, 3)),
+    ]
+    assert retraced(plan, rows) == rows
+
+
 @pytest.mark.parametrize(
     ("rows", "limits"),
     [
@@ -92,6 +103,13 @@ def test_rows_of_one_prompt_stay_together_and_very_different_ones_apart():
     rows = [[*long, 1, 2], [*short, 1, 2], [*long, 3, 4], [*short, 3, 4], [*long[:-1], 6, 5, 5]]
     batches = make_batches(rows, [len(row) - 2 for row in rows], 64, 10**6)
     assert sorted(map(sorted, batches)) == [[0, 2, 4], [1, 3]]
+
+
+def test_what_may_not_be_shared_is_not_counted_as_shared():
+    """The first row's prompt ends after two tokens, so what follows is run for both rows: apart, without padding."""
+    rows = [[7] * 900 + [1] * 100, [7] * 900 + [2] * 5]
+    assert len(make_batches(rows, [2, 904], 64, 10**6)) == 2
+    assert len(make_batches(rows, [904, 904], 64, 10**6)) == 1
 
 
 def test_batches_of_rows_that_share_nothing_are_of_like_length():

@@ -100,7 +100,7 @@ class PrefixSharing:
         return replace(rows, passes=most)
 
     def _own_rows(self, model: nn.Module, kwargs: Mapping[str, Any], keep: int) -> SharedRows | None:
-        if len(kwargs["input_ids"]) < 2 or self._refused.get(model, {}).get(torch.is_grad_enabled()) is not None:
+        if self._refused.get(model, {}).get(torch.is_grad_enabled()) is not None:
             return None
         problem = why_not(model, kwargs)
         if problem in self._said:
@@ -181,7 +181,7 @@ class PrefixSharing:
         tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
         if args or not isinstance(cache, DynamicCache) or cache.get_seq_length() or cache.offloading:
             return backbone(*args, **kwargs)
-        if ids is None or ids.size(1) < 2 or set(tensors) - TEXT_INPUTS:
+        if ids is None or ids.size(1) < 2 or set(tensors) - TEXT_INPUTS or any(t.ndim != 2 for t in tensors.values()):
             return backbone(**kwargs)
         rows = torch.cat([ids, tensors["attention_mask"].to(ids)], dim=1) if "attention_mask" in tensors else ids
         distinct, group = torch.unique(rows, dim=0, return_inverse=True)
@@ -303,17 +303,20 @@ def _bare(model: nn.Module) -> nn.Module:
 
 def _run_passes(backbone: Callable, ids: torch.Tensor, plan: Plan, model: nn.Module) -> Any:
     """The output of the last pass, after the others have filled the cache."""
-    name, output, cached = _cache_name(backbone), None, 0
+    name, output = _cache_name(backbone), None
+    takes_positions = "position_ids" in inspect.signature(backbone).parameters
     cache = DynamicCache(config=model.config.get_text_config())
     for layer in cache.layers:
         if hasattr(layer, "update_recurrent_state"):
             layer.update_recurrent_state = partial(_assign_recurrent_state, layer)
     for part in plan.passes:
-        if part.parents and part.parents != tuple(range(cached)):
+        if part.parents:
             cache.reorder_cache(torch.tensor(part.parents, device=ids.device))
         entries = ids[list(part.rows), part.start : part.stop]
-        output = backbone(input_ids=entries, use_cache=True, **{name: cache})
-        cached = len(part.rows)
+        kwargs = {name: cache}
+        if takes_positions:  # models that see images would take up where the last sampling left off
+            kwargs["position_ids"] = torch.arange(part.start, part.stop, device=ids.device).expand(len(entries), -1)
+        output = backbone(input_ids=entries, use_cache=True, **kwargs)
     return output
 
 
