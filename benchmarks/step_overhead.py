@@ -1,135 +1,108 @@
-"""What distillation costs: one OPD step against one stock `GRPOTrainer` step on the same work, in one run.
+"""What distillation costs: steps of our trainers against stock `GRPOTrainer` steps on the same work, in one run.
 
     python benchmarks/step_overhead.py
 
-SmolLM2-135M in float32 on CPU (or one GPU), 8 completions of 64 tokens of one short prompt, one hint per completion.
-Both trainers get the same prompt, sample the same number of tokens and take the same optimizer step; their steps
-alternate, so that whatever else the machine does meets both. The arithmetic floor is about 1.2: a step is one
-generation, one forward and one backward (about twice the forward), and the teacher adds one forward.
+SmolLM2-135M in float32 on CPU (or one GPU), completions of 64 tokens. At one short prompt with 8 completions: stock
+GRPO; `OPDTrainer` with one hint for each completion; `CombineTrainer` with three hints for each, of which the one that
+agrees best with the student is taken (M = 3, `hint_selection="sequence"`), and four tokens compared at each position
+(k = 4); and TRL's experimental SDPO. At one prompt of 1,024 tokens: Combine and stock GRPO with 4 completions, OPD and
+stock GRPO with 8. The trainers of a shape take turns, so that whatever else the machine does meets all of them.
 
-The last line is JSON: `{"opd_over_grpo": r}`, the ratio of the median step times.
+Where nothing is shared, the arithmetic floor of OPD is about 1.2: a step is one generation, one forward and one
+backward (about twice the forward), and the teacher adds one forward.
+
+SDPO is set up to do the same work: each completion's teacher reads the feedback that is the hint of OPD, in SDPO's own
+template; its weights are frozen as those of our teacher; the loss is on the sampled tokens alone. What it does
+differently: it runs the teacher inside the loss of each micro-batch, holds the logits `(B, T, V)` of both models
+instead of working on hidden states in tiles, takes the plain gradient of the gap instead of GRPO's clipped surrogate,
+and computes neither the entropy nor the share of clipped tokens for the log.
+
+The last line is JSON: the ratios of the median step times, such as `{"opd_over_grpo": r, ...}`.
 """
 
 import argparse
-import importlib.util
 import json
+import os
 import statistics
-import tempfile
-import time
+import sys
 from pathlib import Path
 
-import torch
-from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from transformers.utils import logging
-from trl import GRPOConfig, GRPOTrainer
 
-from trl_openclaw import NextState, OPDConfig, OPDTrainer, OutcomeJudge
+from benchmarks.common import Shape, StepTimer, fetch_model, run_steps
+from trl_openclaw.trainer.step_profile import PARTS, seconds_key
 
-PROMPT = "What is a good way to keep fresh herbs from wilting within a few days?"
-REPLY = "That is too long. Please answer in one short sentence."
-SPLIT = {"generate": "generate/seconds", "judge": "feedback/seconds", "teacher": "teacher/seconds"}
-
-
-class StepTimer(TrainerCallback):
-    """Wall time of every optimizer step after the first, and the trainer's own split of it."""
-
-    def __init__(self):
-        self.seconds: list[float] = []
-        self.split: dict[str, list[float]] = {name: [] for name in SPLIT}
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.started = now()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step > 1:  # the first step warms up
-            self.seconds.append(now() - self.started)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.global_step > 1:
-            for name, key in SPLIT.items():
-                if key in (logs or {}):
-                    self.split[name].append(logs[key])
+COMPARISONS = {
+    "opd_over_grpo": ("short", "opd", "grpo"),
+    "combine_m3_over_grpo": ("short", "combine", "grpo"),
+    "combine_m3_long_over_grpo": ("long", "combine", "grpo"),
+    "opd_long_g8_over_grpo": ("long_g8", "opd", "grpo"),
+    "opd_over_sdpo": ("short", "opd", "sdpo"),
+}
+"""A ratio's shape, numerator and denominator."""
 
 
-def now() -> float:
-    """The time once a GPU has done all that was asked of it so far."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return time.perf_counter()
+def measure(shape: Shape, kinds: list[str], model: str, rounds: int, steps: int) -> dict[str, StepTimer]:
+    """Let the trainers take turns, round by round, and print what each took."""
+    timers = {kind: StepTimer() for kind in kinds}
+    for _ in range(rounds):
+        for kind, timer in timers.items():
+            run_steps(kind, model, shape, steps, timer)
+    print(f"{shape}, median of {rounds * steps} steps each", flush=True)
+    for kind, timer in timers.items():
+        low, high = min(timer.seconds), max(timer.seconds)
+        print(f"{kind:>10} step: {median(timer):6.2f} s ({low:.2f} to {high:.2f})", flush=True)
+    if "opd" in timers:
+        print_split(timers["opd"])
+    return timers
 
 
-async def reply(turn, row):
-    """A user who is never satisfied, so that every row has a hint."""
-    return NextState(REPLY, satisfied=False)
+def median(timer: StepTimer) -> float:
+    """Seconds of the median step."""
+    return statistics.median(timer.seconds)
 
 
-def varied_reward(completions, **kwargs):
-    """Some reward that differs within the group, so that stock GRPO has something to learn."""
-    return [float(len(completion[0]["content"]) % 7) for completion in completions]
-
-
-def run(kind: str, model: str, args: argparse.Namespace, timer: StepTimer, folder: str) -> None:
-    """Take one warm-up step and `args.steps` measured ones with a fresh trainer."""
-    settings = {
-        "output_dir": folder,
-        "per_device_train_batch_size": args.completions,
-        "num_generations": args.completions,
-        "max_completion_length": args.tokens,
-        "generation_kwargs": {"min_new_tokens": args.tokens},  # both trainers sample just as many tokens
-        "max_steps": args.steps + 1,
-        "learning_rate": 1e-6,
-        "bf16": torch.cuda.is_available(),
-        "gradient_checkpointing": False,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
-    data = Dataset.from_list([{"prompt": [{"role": "user", "content": PROMPT}]}] * 8)
-    if kind == "grpo":
-        trainer = GRPOTrainer(model, varied_reward, GRPOConfig(**settings), data)
-    else:
-        trainer = OPDTrainer(model, None, OPDConfig(**settings), data, judge=OutcomeJudge(), next_state=reply)
-    trainer.pop_callback(PrinterCallback)
-    trainer.add_callback(timer)
-    trainer.train()
-
-
-def fetch_model() -> str:
-    """The demo's model, fetched on first use."""
-    path = Path(__file__).parents[1] / "recipes" / "demo" / "smollm2.py"
-    spec = importlib.util.spec_from_file_location("smollm2", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return str(module.fetch_smollm2())
+def print_split(timer: StepTimer) -> None:
+    """Where the steps' time went, by the trainer's own metrics."""
+    total = statistics.median(log[seconds_key("total")] for log in timer.logs)
+    for part in PARTS:
+        seconds = statistics.median(log[seconds_key(part)] for log in timer.logs)
+        print(f"{part:>15}: {seconds:6.2f} s  {seconds / total:6.1%} of the OPD step")
 
 
 def main() -> None:
-    """Alternate both trainers and print the comparison."""
+    """Measure what the chosen ratios need, shape by shape, and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=COMPARISONS, default=list(COMPARISONS), help="ratios to measure")
     parser.add_argument("--model", help="a folder or Hub name; by default SmolLM2-135M-Instruct, fetched once")
-    parser.add_argument("--completions", type=int, default=8)
+    parser.add_argument("--completions", type=int, default=8, help="for Combine at long prompts, half as many")
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=4, help="measured steps of each trainer in a round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt", type=int, default=1024, help="tokens of the long prompt")
+    parser.add_argument("--rows", type=int, default=0, help="rows of a micro-batch at long prompts; 0 for all")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each trainer at short prompts")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps in a turn at short prompts")
+    parser.add_argument("--long-rounds", type=int, default=2)
+    parser.add_argument("--long-steps", type=int, default=2)
     args = parser.parse_args()
-    model = args.model or fetch_model()
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     logging.disable_progress_bar()
-    timers = {"grpo": StepTimer(), "opd": StepTimer()}
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(args.rounds):
-            for kind, timer in timers.items():
-                run(kind, model, args, timer, folder)
-    medians = {kind: statistics.median(timer.seconds) for kind, timer in timers.items()}
-    split = {name: statistics.median(values) for name, values in timers["opd"].split.items()}
-    split["train"] = medians["opd"] - sum(split.values())
-    print(f"{args.completions} completions of {args.tokens} tokens, median of {args.rounds * args.steps} steps each")
-    for kind, timer in timers.items():
-        print(f"{kind:>5} step: {medians[kind]:6.2f} s ({min(timer.seconds):.2f} to {max(timer.seconds):.2f})")
-    for name, seconds in split.items():
-        print(f"{name:>10}: {seconds:6.2f} s  {seconds / medians['opd']:6.1%} of the OPD step")
-    print(json.dumps({"opd_over_grpo": round(medians["opd"] / medians["grpo"], 3)}))
+    model = args.model or fetch_model()
+    long = {"prompt": args.prompt, "tokens": args.tokens, "rows": args.rows}
+    shapes = {
+        "short": (Shape(0, args.completions, args.tokens), args.rounds, args.steps),
+        "long": (Shape(completions=args.completions // 2, **long), args.long_rounds, args.long_steps),
+        "long_g8": (Shape(completions=args.completions, **long), args.long_rounds, args.long_steps),
+    }
+    ratios = {}
+    for name, (shape, rounds, steps) in shapes.items():
+        wanted = {ratio: pair for ratio, (where, *pair) in COMPARISONS.items() if where == name and ratio in args.only}
+        kinds = list(dict.fromkeys(kind for pair in wanted.values() for kind in reversed(pair)))
+        if kinds:
+            timers = measure(shape, kinds, model, rounds, steps)
+            ratios |= {ratio: round(median(timers[a]) / median(timers[b]), 3) for ratio, (a, b) in wanted.items()}
+    print(json.dumps({ratio: ratios[ratio] for ratio in COMPARISONS if ratio in ratios}))
 
 
 if __name__ == "__main__":

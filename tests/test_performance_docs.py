@@ -1,0 +1,31 @@
+"""docs/performance.md: a test runs each of its commands, and it names every metric of the split."""
+
+from pathlib import Path
+
+import pytest
+from test_readme import commands
+
+from trl_openclaw.trainer import step_profile
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+SCRIPTS = ("profile_step", "multi_hint", "step_overhead", "growth")
+
+
+def test_each_script_has_its_command():
+    assert [command.split()[1] for command in commands(TEXT)] == [f"benchmarks/{name}.py" for name in SCRIPTS]
+
+
+@pytest.mark.parametrize("command", commands(TEXT))
+def test_a_test_runs_the_command(command):
+    name = Path(command.split()[1]).stem
+    assert f'run_script("{command}"' in (ROOT / f"tests/benchmarks/test_{name}.py").read_text(encoding="utf-8").replace(
+        "(\n        ", "("
+    )
+
+
+def test_the_metrics_are_those_of_the_docstring():
+    for line in step_profile.__doc__.splitlines():
+        if line.startswith("| `step_seconds/") and "total" not in line:
+            assert line in TEXT
+    assert f"`{step_profile.PEAK_MEMORY}`" in TEXT
