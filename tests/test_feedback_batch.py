@@ -224,14 +224,20 @@ def test_a_turn_given_up_may_tidy_up_until_the_end():
     tidied = []
 
     async def provider(turn, row):
+        if turn.completion == "0":
+            return NextState("x")
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)  # the others are done by then
             tidied.append(turn.completion)
 
-    run([(0, Turn("p", "other"), {}), (1, Turn("p", "1"), {})], [], next_state=provider, lead=5)
-    assert tidied == ["other", "1"]
+    async def judge(turn):
+        await asyncio.sleep(0.02)
+        return GOOD
+
+    run([(0, Turn("p", "other"), {}), (7, Turn("p", "7"), {})], turns(1), next_state=provider, judge=judge, lead=5)
+    assert tidied == ["other", "7"]
 
 
 def test_wrong_numbers_still_stop_what_was_started():

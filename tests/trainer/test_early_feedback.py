@@ -190,12 +190,23 @@ def test_batches_never_mix_and_every_turn_is_judged_once(tmp_path):
 def test_a_turn_that_a_reward_function_rewrites_is_judged_as_rewritten(tmp_path):
     def rewrite(prompts, completions, **kwargs):
         completions[0][0]["content"] = "rewritten"
+        prompts[2][0]["content"] = "asked otherwise"
         return [0.0] * len(prompts)
 
-    trainer = trainer_of(tmp_path, CombineTrainer, judge=good_judge, reward_funcs=rewrite)
+    seen = []
+
+    async def judge(turn):
+        seen.append((turn.prompt_text, turn.reply))
+        return good(turn)
+
+    config = {"opd_weight": 0.0}  # a teacher would score another prompt than was sampled from
+    trainer = trainer_of(tmp_path, CombineTrainer, judge=judge, reward_funcs=rewrite, config=config)
     trainer.train()
-    assert [f.turn.reply for f in trainer.feedback.last][:3] == ["rewritten", "bbbbbb", "cc"]
-    assert logged(trainer, "feedback/early") == [4 / 8]
+    turns = [f.turn for f in trainer.feedback.last]
+    assert [turn.reply for turn in turns][:3] == ["rewritten", "bbbbbb", "cc"]
+    assert turns[2].prompt_text == "asked otherwise"
+    assert {(turn.prompt_text, turn.reply) for turn in turns} <= set(seen)
+    assert logged(trainer, "feedback/early") == [3 / 8]
 
 
 class Hanging:

@@ -72,7 +72,7 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
             The teacher's share in the mixture of `"jsd"`.
         hint_selection (`str`, *optional*):
             Which hint candidate is used: `"sequence"` or `"token"` (the one whose teacher agrees best with the student
-            about the k best tokens; one forward pass per candidate and one of the student), `"longest"`, `"shortest"`,
+            about the k best tokens; one forward pass of the teacher per candidate), `"longest"`, `"shortest"`,
             `"random"`. By default `"longest"` for `"sampled_token"` and `"sequence"` for the others.
         max_hints (`int`, *optional*, defaults to `3`):
             Hint candidates M per row, in the order of the votes.
@@ -202,8 +202,8 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
     feedback_timeout: float = field(
         default=600.0,
         metadata={
-            "help": "Seconds that the feedback of one generation batch may take. Cannot cut async code that blocks the "
-            "event loop."
+            "help": "Seconds that the feedback of one generation batch may take once the batch is sampled. Cannot cut "
+            "async code that blocks the event loop."
         },
     )
     feedback_concurrency: int = field(default=32, metadata={"help": "Turns per process judged at once."})
