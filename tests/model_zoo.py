@@ -45,6 +45,20 @@ def _mixed(kind: str) -> dict[str, Any]:
     return {**_SIZES, "num_hidden_layers": 4, "layer_types": [kind, "full_attention"] * 2}
 
 
+def _qwen2_5_vl() -> PreTrainedModel:
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**_COMMON, **_SIZES, "rope_parameters": rope},
+        vision_config={**vision, "patch_size": 4, "fullatt_block_indexes": [0]},
+        **{f"{name}_token_id": 10 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))},
+        eos_token_id=256,
+        pad_token_id=257,
+    )
+    return transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+
+
 ZOO: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": tiny_llama,
     "qwen3": _maker("Qwen3", **_SIZES, head_dim=8),
@@ -53,7 +67,7 @@ ZOO: dict[str, Callable[[], PreTrainedModel]] = {
         "GPT2", "GPT2LMHeadModel", n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     ),
     # A window shorter than any prompt.
-    "mistral": _maker("Mistral", **_SIZES, sliding_window=5),
+    "mistral": _maker("Mistral", **{**_SIZES, "num_hidden_layers": 4}, sliding_window=8),
     "gemma3": _maker("Gemma3Text", "Gemma3ForCausalLM", **_mixed("sliding_attention"), head_dim=8, sliding_window=5),
     "mixtral": _maker("Mixtral", **_SIZES, num_local_experts=4, num_experts_per_tok=2),
     # Recurrent states beside keys and values.
@@ -74,6 +88,8 @@ ZOO: dict[str, Callable[[], PreTrainedModel]] = {
     "falcon_h1": _maker(
         "FalconH1", **_SIZES, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1
     ),
+    # Sees images, and positions in three dimensions, whose offset it keeps from one call to the next.
+    "qwen2_5_vl": _qwen2_5_vl,
 }
 """Makers of models that can share prefixes, by the name of their family."""
 
@@ -86,16 +102,16 @@ def mamba() -> PreTrainedModel:
 def _with_cache_that(spoil: Callable[[Any], None]) -> PreTrainedModel:
     """A Llama whose backbone does something to every cache that it is given."""
     model = tiny_llama()
-    forward = model.model.forward
+    backbone = type(model.model)
 
-    @functools.wraps(forward)
-    def spoiled(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(backbone.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("cache", kwargs.get("past_key_values"))  # the newer name, the older one
         if cache is not None:
             spoil(cache)
-        return forward(*args, **kwargs)
+        return backbone.forward(self, *args, **kwargs)
 
-    model.model.forward = spoiled
+    model.model.__class__ = type("SpoiledLlama", (backbone,), {"forward": forward})  # which copies of it keep
     return model
 
 

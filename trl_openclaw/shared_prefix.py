@@ -118,7 +118,7 @@ class PrefixSharing:
         if not any(plan.shares for _, plan in groups):
             return None
         if problem is not None:
-            self._say(problem)
+            self.say(problem)
             return None
         return SharedRows(ids, starts, groups, sum(len(plan.passes) for _, plan in groups))
 
@@ -139,7 +139,7 @@ class PrefixSharing:
         if not refused:
             refused.update(self._try_out(model, backbone))
         if (problem := refused[gradients]) is not None:
-            self._say(problem)
+            self.say(problem)
             return backbone(**kwargs)
         if not rows.groups:
             output, done = backbone(**kwargs), 1
@@ -217,7 +217,8 @@ class PrefixSharing:
                     problems[bool(gradients)] = "another process cannot share them"
         return problems
 
-    def _say(self, reason: str) -> None:
+    def say(self, reason: str) -> None:
+        """Warn, once, that calls are run as they are."""
         if reason not in self._said:
             self._said.add(reason)
             logger.warning(

@@ -89,6 +89,8 @@ def completion_positions_only(
     if is_peft_model(model):
         if model.active_peft_config.is_prompt_learning:  # virtual tokens shift positions inside PEFT's own forward
             assert read is None, "no objective reads hidden states under virtual tokens"
+            if sharing is not None and len(kwargs["input_ids"]) > 1:
+                sharing.say("virtual tokens (a prompt-learning adapter) stand in front of each row's own")
             yield
             return
         model = model.get_base_model()
