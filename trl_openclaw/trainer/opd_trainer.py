@@ -227,7 +227,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
             Comparison(self.args, objective, vocabulary, self._bound_gap_at_format_tokens),
         )
         self.reads_old_policy = teaching.lessons.uses_student
-        self.adds_token_losses = objective is not None or teaching.looks_into_the_loss
+        self.adds_token_losses = objective is not None or teaching.lessons.uses_student
         return teaching
 
     @classmethod
@@ -357,9 +357,13 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         self, inputs: dict[str, Any], per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module
     ) -> torch.Tensor | None:
         assert self._teaching is not None, "without a teacher nothing is added"
+        is_due = Comparison.is_due(inputs)
+        if self.objective is None and not is_due:
+            return None
         head = self._teaching.head_of(model, hidden)
         states = TokenStates(hidden, inputs["completion_ids"], per_token_logps, head)
-        self._teaching.compare_in_loss(inputs, states)
+        if is_due:
+            self._teaching.compare_in_loss(inputs, states)
         if self.objective is None:
             return None
         taught = self._taught(inputs)

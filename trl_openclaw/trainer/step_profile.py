@@ -7,7 +7,7 @@
 | `step_seconds/judge` | waiting for the judge |
 | `step_seconds/rewards` | other reward functions, and the rewards of other processes |
 | `step_seconds/tokenize` | rendering and tokenizing prompts, with and without hints |
-| `step_seconds/teacher` | the teacher's pass, with what the student scores for it |
+| `step_seconds/teacher` | the teacher's pass, and what is compared right after it |
 | `step_seconds/student` | forward, loss and backward |
 | `step_seconds/optimizer` | clipping, the update and what follows it |
 | `step_seconds/rest` | everything else, such as the self-test before the first step |

@@ -37,11 +37,6 @@ class Teaching:
         self.heads = Heads()
         self._record: ChoiceRecord | None = None
 
-    @property
-    def looks_into_the_loss(self) -> bool:
-        """Whether the loss's own forward is where the student's states come from."""
-        return self.lessons.uses_student and not self.trainer.scores_old_policy
-
     def head_of(self, model: nn.Module, hidden: torch.Tensor) -> LMHead:
         """The head of the policy, or of a model like it, as it projects `hidden`."""
         args = self.trainer.args
@@ -51,8 +46,9 @@ class Teaching:
         """Put into a generation batch what the teacher knows of it, and compare it unless that has to wait."""
         trainer = self.trainer
         with trainer.timed("teacher"):
-            sampled = zip(batch["prompt_ids"], batch["prompt_mask"].bool(), strict=True)
-            plain = [ids[mask].tolist() for ids, mask in sampled]
+            lengths = batch["prompt_mask"].sum(dim=1).tolist()
+            sampled = zip(batch["prompt_ids"].tolist(), lengths, strict=True)
+            plain = [ids[len(ids) - length :] for ids, length in sampled]  # TRL pads prompts on the left
             candidates = self.reader(inputs, batch, rollout, plain, self.lessons.max_length)
             lesson = self.lessons(plain, rollout.completion_ids, candidates, batch)
             batch |= lesson.batch
@@ -70,8 +66,7 @@ class Teaching:
 
     def compare_in_loss(self, inputs: dict[str, Any], states: TokenStates) -> None:
         """Compare a micro-batch that has waited for the student, with its states `(B, T)` in the loss's forward."""
-        if self.comparison.is_due(inputs):
-            self._compare(inputs, Student.of(states, inputs["teacher_mask"], self.trainer.args.topk))
+        self._compare(inputs, Student.of(states, inputs["teacher_mask"], self.trainer.args.topk))
 
     def record_choice(self) -> None:
         """Log what was chosen, once all rows of the generation batch have been compared. A collective then."""
