@@ -27,6 +27,7 @@ from trl_openclaw.scoring import TeacherRow
 from trl_openclaw.trainer.comparison import Student
 
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj", "gate_proj"]}
+WORDS = ("About", "Without", "Beside")
 HINTS = ("Be brief.", "Say it kindly, please.", "Use numbers.")
 OBJECTIVES = [
     {"opd_loss": "topk_surrogate"},
@@ -58,7 +59,7 @@ def other_model(folder) -> str:
 
 async def judge_about_prompt(turn):
     """Hints of their own for every prompt."""
-    hints = [f"{word} {turn.prompt[0]['content']}." for word in ("About", "Without", "Beside")]
+    hints = [f"{word} {turn.prompt[0]['content']}." for word in WORDS]
     return Verdict.from_votes([Vote(score=-1, hint=hint) for hint in hints])
 
 
@@ -176,7 +177,7 @@ class TestLogsOfAChoiceThatComesLate:
     SHAPE = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "log_completions": True}
 
     @pytest.mark.parametrize("extra", [{}, {"num_iterations": 2}], ids=str)
-    @pytest.mark.parametrize("objective", NEEDS_STUDENT[:3], ids=str)
+    @pytest.mark.parametrize("objective", [NEEDS_STUDENT[0], NEEDS_STUDENT[2]], ids=str)
     def test_the_table_shows_each_row_its_own_hint(self, tmp_path, objective, extra):
         config = {**objective, **self.SHAPE, **extra, "max_steps": 2}
         trainer = make_trainer(tmp_path, judge=judge_about_prompt, rollout_func=rollout_by_prompt, config=config)
@@ -185,13 +186,27 @@ class TestLogsOfAChoiceThatComesLate:
         for step in (1, 2):
             table = pd.read_parquet(tmp_path / "completions" / f"completions_0000{step}.parquet")
             assert len(table) == 8
-            for prompt, hint, overlap in zip(table["prompt"], table["hint"], table["hint_overlap"], strict=True):
-                word, about = hint.split(" ")
-                assert word in ("About", "Without", "Beside")
-                assert about == f"{prompt[0]['content']}."
-                assert 0 <= overlap <= 1
-        overlaps = torch.cat([batch["hint_overlap"].nanmean(1) for batch in micro_batches[-4:]])
-        assert sorted(table["hint_overlap"]) == pytest.approx(sorted(overlaps.tolist()))
+            for prompt, hint in zip(table["prompt"], table["hint"], strict=True):
+                assert hint.endswith(f" {prompt[0]['content']}.")
+        found = {}
+        for batch in micro_batches[-4:]:
+            columns = batch["row_index"], batch["hint_choice"], batch["hint_overlap"].nanmean(1)
+            found |= {row: known for row, *known in zip(*(column.tolist() for column in columns), strict=True)}
+        assert len(found) == 8
+        assert len({choice for choice, _ in found.values()}) > 1
+        for row, (choice, overlap) in found.items():
+            assert table["hint"][row].split(" ")[0] == WORDS[choice]
+            assert table["hint_overlap"][row] == pytest.approx(overlap)
+
+    def test_the_table_of_an_evaluation_smaller_than_a_generation_batch(self, tmp_path):
+        config = {**self.SHAPE, "opd_loss": "topk_surrogate", "per_device_eval_batch_size": 2}
+        trainer = make_trainer(
+            tmp_path, judge=judge_about_prompt, rollout_func=rollout_by_prompt, eval_dataset=prompts(2), config=config
+        )
+        trainer.evaluate()
+        table = pd.read_parquet(tmp_path / "completions" / "completions_00000.parquet")
+        assert len(table) == 4
+        assert all(hint.split(" ")[0] in WORDS for hint in table["hint"])
 
     def test_the_overlap_is_that_of_the_whole_batch(self, tmp_path):
         found = []
