@@ -401,9 +401,11 @@ class TestPrecision:
             losses += logged(trainer, "opd/loss")
         assert losses[1] == pytest.approx(losses[0], rel=0.1, abs=0.05)
 
+    @pytest.mark.parametrize("num_iterations", [1, 2])
     @pytest.mark.parametrize("config", [{}, {"cast_lm_head_to_fp32": True}], ids=str)
-    def test_the_first_ratio_is_one_in_half_precision(self, tmp_path, config):
-        """The student is scored once before the first update and once in the loss, and must be the same both times."""
+    def test_the_first_ratio_is_one_in_half_precision(self, tmp_path, config, num_iterations):
+        """The student of the loss's own forward, or of TRL's pass before it, must be the one that the loss sees."""
+        config = {**config, "num_iterations": num_iterations}
         trainer = make_trainer(tmp_path, config={"opd_loss": "topk_surrogate", "bf16": True, "topk": 40, **config})
         seen, losses = [], trainer.objective.token_losses
 

@@ -11,7 +11,7 @@ from ..lm_head import LMHead, TokenStates
 
 @dataclass(frozen=True)
 class Positions:
-    """N positions that have a teacher, with what was found out about them when the teacher scored them.
+    """N positions that have a teacher, with what the student is compared with there.
 
     Args:
         student: The student's states now, with gradient.
