@@ -157,7 +157,7 @@ class PrefixSharing:
         """The last output, the states `(B, T + 1, H)` in the order of the rows, and the number of passes."""
         found, order, done = [], [], 0
         for group, plan in rows.groups:
-            output = _run_passes(backbone, rows.ids[group], plan, model)
+            output = _run_passes(backbone, rows.ids[group], plan, model, alike=self.accelerator.num_processes > 1)
             states, starts = output.last_hidden_state, rows.starts[group].unsqueeze(1) - plan.passes[-1].start
             wanted = (starts - 1 + torch.arange(keep + 1, device=starts.device)).clamp(max=states.size(1) - 1)
             found.append(states.gather(1, wanted.unsqueeze(-1).expand(-1, -1, states.size(-1))))
@@ -251,7 +251,7 @@ def why_not(model: nn.Module, kwargs: Mapping[str, Any]) -> str | None:
 
 def _first_difference(model: nn.Module, backbone: Callable, gradients: bool) -> str | None:
     """What is wrong with the numbers of three short rows that begin alike, run both ways, or `None`."""
-    size, device = model.get_input_embeddings().num_embeddings, model.get_input_embeddings().weight.device
+    size, device = model.config.get_text_config().vocab_size, next(model.parameters()).device
     begin = torch.arange(1, 13, device=device) % size
     ids = torch.stack([torch.cat([begin, (begin[:4] * (3 + i) + i) % size]) for i in range(3)])
     plan = make_plan(ids.tolist(), [len(begin)] * 3, 0)
@@ -302,9 +302,18 @@ def _bare(model: nn.Module) -> nn.Module:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def _run_passes(backbone: Callable, ids: torch.Tensor, plan: Plan, model: nn.Module) -> Any:
-    """The output of the last pass, after the others have filled the cache."""
-    name, output = _cache_name(backbone), None
+def _run_passes(backbone: Callable, ids: torch.Tensor, plan: Plan, model: nn.Module, alike: bool = False) -> Any:
+    """The output of the last pass, after the others have filled the cache.
+
+    Args:
+        backbone: The forward function of the backbone.
+        ids (`(B, W)`): The rows.
+        plan: The passes.
+        model: The bare model.
+        alike: Whether every pass must reach all weights in the backward pass, of which a cache leaves some of the last
+            layer out. DeepSpeed reduces gradients in the order in which they come, which processes must agree on.
+    """
+    name, unread = _cache_name(backbone), []
     takes_positions = "position_ids" in inspect.signature(backbone).parameters
     cache = DynamicCache(config=model.config.get_text_config())
     for layer in cache.layers:
@@ -318,6 +327,9 @@ def _run_passes(backbone: Callable, ids: torch.Tensor, plan: Plan, model: nn.Mod
         if takes_positions:  # models that see images would take up where the last sampling left off
             kwargs["position_ids"] = torch.arange(part.start, part.stop, device=ids.device).expand(len(entries), -1)
         output = backbone(input_ids=entries, use_cache=True, **kwargs)
+        unread.append(output.last_hidden_state[:0].sum())
+    if alike:
+        output.last_hidden_state = output.last_hidden_state + sum(unread)
     return output
 
 

@@ -1,36 +1,7 @@
 """Two real processes over gloo: no rank may wait for another one for ever, and the numbers are those of one process."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-SCRIPT = Path(__file__).with_name("two_ranks.py")
-ROOT = Path(__file__).parents[2]
-
-
-def launch(scenario: str, folder: Path, processes: int = 2) -> list[dict]:
-    """Run a scenario; a hang becomes a failure by the time limit."""
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_machines", "1", "--mixed_precision", "no"]
-    command += ["--dynamo_backend", "no", "--num_processes", str(processes)]
-    if processes > 1:  # accelerate's name for "start them with torchrun"; the script itself asks for the CPU
-        command += ["--multi_gpu", "--main_process_port", "0"]
-    result = subprocess.run(
-        [*command, str(SCRIPT), scenario, str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    found = [folder / f"rank{rank}.json" for rank in range(processes)]
-    assert all(path.exists() for path in found), result.stderr[-3000:]
-    return [json.loads(path.read_text()) for path in found]
+from launch_ranks import assert_shared_on_one_rank, launch
 
 
 @pytest.mark.parametrize("scenario", ["one rank without hints", "uneven lengths", "combine", "lora"])
@@ -48,6 +19,16 @@ def test_ranks_stay_in_step(tmp_path, scenario):
         assert second["active_tokens"] == [0, 0]
         assert second["losses"] == [0.0, 0.0]
         assert first["log"][0]["hint/accepted"] == 0.5
+
+
+def test_a_reference_that_is_ahead_of_slow_verdicts_changes_nothing(tmp_path):
+    ahead, afterwards = (launch(f"reference {when}", tmp_path / when) for when in ("ahead", "afterwards"))
+    for first, second in zip(ahead, afterwards, strict=True):
+        assert first["error"] is None
+        assert any(first["losses"])
+        assert first["losses"] == pytest.approx(second["losses"], rel=1e-5)
+        assert first["weights"] == pytest.approx(second["weights"], rel=1e-8)
+    assert ahead[0]["weights"] == pytest.approx(ahead[1]["weights"], rel=1e-12)
 
 
 def test_each_rank_trains_on_the_scores_of_its_own_rows(tmp_path):
@@ -75,6 +56,7 @@ def test_a_judge_that_fails_on_one_rank_is_counted_and_training_goes_on(tmp_path
         ("judge unreachable", "127.0.0.1:9"),
         ("bad prompt in a stream", "`prompt[0]` has the role 'User'"),
         ("teacher broken on one rank", "`ScriptedTeacher` failed: RuntimeError: down on rank 1"),
+        ("teacher ahead, broken on one rank", "`ScriptedTeacher` failed: RuntimeError: down on rank 1"),
     ],
 )
 def test_all_ranks_stop_together_with_the_same_message(tmp_path, scenario, message):
@@ -115,3 +97,16 @@ def test_two_processes_train_like_one(tmp_path, scenario):
     for a, b, whole in zip(first["losses"], second["losses"], one["losses"], strict=True):
         assert (a + b) / 2 == pytest.approx(whole, abs=1e-5)
     assert first["weights"] == pytest.approx(one["weights"], rel=1e-6)
+
+
+def test_one_rank_shares_prompts_and_the_other_cannot(tmp_path):
+    """Four equal prompts on one rank and four different ones on the other: as many passes, and the same weights."""
+    whole = launch("one rank shares, in whole rows", tmp_path / "whole")
+    shared = launch("one rank shares", tmp_path / "shared")
+    assert_shared_on_one_rank(shared, whole)
+
+
+def test_a_budget_too_small_on_one_rank_stops_both(tmp_path):
+    first, second = launch("budget too small on one rank", tmp_path)
+    assert "`teacher_token_budget=80` is smaller than one row: a hinted prompt and its completion" in first["error"]
+    assert first["error"] == second["error"]

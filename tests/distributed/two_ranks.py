@@ -1,23 +1,28 @@
 """Run by `test_two_processes.py` under `accelerate launch` with two processes: one scenario, its numbers as JSON."""
 
+import asyncio
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
+from model_zoo import tokens_counted
 from tiny import tiny_llama
 from trainer_harness import (
     ScriptedTeacher,
     always_replies,
     batches_of,
     judge_that,
+    judge_with_hints,
     make_trainer,
     rollout_by_prompt,
 )
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_openclaw import CombineTrainer, LLMJudge, OPDTrainer, Verdict, Vote
 from trl_openclaw.errors import OpenClawError
@@ -25,6 +30,7 @@ from trl_openclaw.teachers import LocalTeacher
 from trl_openclaw.trainer.alarms import BandAlarm
 
 RANK = int(os.environ.get("RANK", "0"))
+WITH_DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 
 
 def hints_on_rank_zero_only(turn):
@@ -39,6 +45,18 @@ async def judge_broken_on_rank_one(turn):
     if RANK == 1:
         raise RuntimeError("down on rank 1")
     return hints_on_rank_zero_only(turn)
+
+
+async def judge_slow_on_rank_one(turn):
+    await asyncio.sleep(RANK * 0.5)
+    return await judge_by_prompt(turn)
+
+
+async def judge_in_this_process(turn):
+    return await judge_by_prompt(turn)
+
+
+judge_in_this_process.runs_in_process = True
 
 
 async def judge_scores_by_rank(turn):
@@ -83,6 +101,36 @@ def one_bad_prompt():
         yield {"prompt": [{"role": "user", "content": "hi" * (i + 1)}]}
 
 
+def equal_on_rank_zero_only() -> Dataset:
+    """Batches of eight prompts: four equal ones, which go to rank 0, and four that begin differently."""
+    texts = [
+        f"{chr(97 + 4 * batch) if i < 4 else chr(65 + 4 * batch + i)}" * 30 for batch in range(4) for i in range(8)
+    ]
+    return Dataset.from_list([{"prompt": text} for text in texts])
+
+
+def rollout_by_row(prompts, trainer):
+    """Completions that differ from row to row."""
+    ids = trainer.tokenize_prompts(prompts)
+    found = [[65 + i + RANK, 70 + i] * (1 + i % 3) + [256] for i in range(len(prompts))]
+    return {"prompt_ids": ids, "completion_ids": found, "logprobs": [[-1.0] * len(row) for row in found]}
+
+
+WHOLE_ROWS = ", in whole rows"
+"""At the end of a scenario's name: without prefix sharing."""
+
+SHARING = {
+    "judge": judge_that(),
+    "rollout_func": rollout_by_row,
+    "data": equal_on_rank_zero_only(),
+    "config": {"num_generations": 1, "shuffle_dataset": False, "max_grad_norm": 0.0},
+}
+
+
+APART = {"rollout_func": rollout_by_prompt, "config": {"teacher": "live", "reward_scale": 1.5, "learning_rate": 0.01}}
+"""A reference that is another model than the teacher."""
+
+
 SCENARIOS = {
     "by prompt": {"judge": judge_by_prompt, "rollout_func": rollout_by_prompt},
     "one rank without hints": {"judge": judge_of_rank_zero},
@@ -105,6 +153,25 @@ SCENARIOS = {
         "callbacks": [BandAlarm({"length": (4, 5), "entropy": (100, None), "truncation": (0, 0)}, "stop")],
     },
     "lora": {"judge": judge_of_rank_zero, "lora": True},
+    "reference ahead": {**APART, "judge": judge_slow_on_rank_one},
+    "reference afterwards": {**APART, "judge": judge_in_this_process},
+    "teacher ahead, broken on one rank": {
+        "judge": judge_slow_on_rank_one,
+        "teacher_model": ScriptedTeacher(teacher_broken_on_rank_one),
+        "config": {"hint_source": "none"},
+    },
+    "one rank shares": SHARING,
+    "one rank shares an adapter": {**SHARING, "lora": True},
+    "one rank shares a whole vocabulary": {
+        **SHARING,
+        "judge": judge_with_hints("Be brief.", "Say it kindly.", "Use numbers."),
+        "config": {**SHARING["config"], "opd_loss": "full_divergence"},
+    },
+    "budget too small on one rank": {
+        **SHARING,
+        "judge": judge_that(hint="Be brief. " * 9) if RANK == 0 else judge_that(),
+        "config": {**SHARING["config"], "teacher_token_budget": 80},
+    },
     **{
         f"{loss} {name}": {**options, "config": {"opd_loss": loss}}
         for loss in ("topk_surrogate", "full_divergence")
@@ -116,8 +183,21 @@ SCENARIOS = {
 }
 
 
+def weights_of(model) -> dict[str, list[float]]:
+    """Of each parameter the sum, and the sum without signs; ZeRO-3's are put together first."""
+    parameters = dict(model.named_parameters())
+    whole = nullcontext()
+    if is_deepspeed_zero3_enabled():
+        import deepspeed
+
+        whole = deepspeed.zero.GatheredParameters(list(parameters.values()))
+    with whole:
+        return {name: [p.double().sum().item(), p.double().abs().sum().item()] for name, p in parameters.items()}
+
+
 def main(scenario: str, folder: str) -> None:
-    options = dict(SCENARIOS[scenario])
+    name, whole_rows, _ = scenario.partition(WHOLE_ROWS)
+    options = dict(SCENARIOS[name])
     if options.pop("lora", False):
         from peft import LoraConfig
 
@@ -132,25 +212,35 @@ def main(scenario: str, folder: str) -> None:
         config={
             "max_steps": 2,
             "per_device_train_batch_size": 8 // world,
+            # Asked for the CPU, accelerate would leave DeepSpeed out; not asked, it needs to be told what to talk over.
+            **({"use_cpu": False, "ddp_backend": "gloo"} if WITH_DEEPSPEED else {}),
             "feedback_timeout": 60.0,
+            "prefix_sharing": not whole_rows,
             "seed": 3,
             **options.pop("config", {}),
         },
         **options,
     )
     batches = batches_of(trainer)
-    forwards = []
+    forwards, teacher = [], trainer.model
     if isinstance(trainer.teacher, LocalTeacher):
-        trainer.teacher.model.register_forward_pre_hook(lambda *args: forwards.append(1))
+        teacher = trainer.teacher.model
+        teacher.register_forward_pre_hook(lambda *args: forwards.append(1))
+    passes = []
+    trainer.model.get_input_embeddings().register_forward_hook(
+        lambda *args: passes.append(1) if torch.is_grad_enabled() else None
+    )
     trainer._self_tested = True  # its forwards would be counted, too
     losses = []
     step = trainer.training_step
     trainer.training_step = lambda *args, **kwargs: losses.append(step(*args, **kwargs)) or losses[-1]
     error = None
     try:
-        trainer.train()
+        with tokens_counted(trainer.model) as tokens, tokens_counted(teacher) as teacher_tokens:
+            trainer.train()
     except (OpenClawError, ValueError) as caught:
         error = f"{type(caught).__name__}: {caught}"
+    by_name = weights_of(trainer.model)
     result = {
         "rank": RANK,
         "error": error,
@@ -159,7 +249,12 @@ def main(scenario: str, folder: str) -> None:
         "num_items": [batch["num_items_in_batch"].item() for batch in batches],
         "row_advantages": [batch["row_advantages"].tolist() for batch in batches],
         "active_tokens": [int((b["completion_mask"] * b["tool_mask"]).sum()) for b in batches],
-        "weights": sum(p.double().abs().sum().item() for p in trainer.model.parameters()),
+        "engine": type(trainer.model_wrapped).__name__,
+        "student_tokens": tokens[True],
+        "teacher_tokens": teacher_tokens[False],
+        "student_passes": len(passes),
+        "weights": sum(size for _, size in by_name.values()),
+        "weights_by_name": by_name,
         "log": [entry for entry in trainer.state.log_history if "loss" in entry],
     }
     Path(folder, f"rank{RANK}.json").write_text(json.dumps(result))
@@ -167,4 +262,8 @@ def main(scenario: str, folder: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if WITH_DEEPSPEED:  # which would compile faster ways to talk within one machine, for a minute
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     main(*sys.argv[1:])
