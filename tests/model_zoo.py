@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import transformers
-from tiny import tiny_llama
+from tiny import tiny_llama, tiny_tokenizer
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, ProcessorMixin
 
 _COMMON = {
     "vocab_size": 259,
@@ -92,6 +92,38 @@ ZOO: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2_5_vl": _qwen2_5_vl,
 }
 """Makers of models that can share prefixes, by the name of their family."""
+
+
+def llava() -> tuple[PreTrainedModel, ProcessorMixin]:
+    """A Llama that sees images of 8 by 8, and what turns chats with images into its inputs."""
+    torch.manual_seed(0)
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<image>"]})
+    image_token = tokenizer.convert_tokens_to_ids("<image>")
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**{**_COMMON, "vocab_size": image_token + 1}, **_SIZES),
+        vision_config={
+            "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
+        },
+        image_token_index=image_token,
+        eos_token_id=256,
+        pad_token_id=257,
+    )  # fmt: skip
+    # The one that needs no torchvision, where there are two.
+    images = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
+    processor = transformers.LlavaProcessor(
+        image_processor=images(size={"height": 8, "width": 8}, crop_size={"height": 8, "width": 8}),
+        tokenizer=tokenizer,
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=(
+            "{% for message in messages %}{% for part in message['content'] %}"
+            "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}<|im_end|>{% endfor %}"
+        ),
+    )
+    return transformers.LlavaForConditionalGeneration(config).eval(), processor
 
 
 def mamba() -> PreTrainedModel:

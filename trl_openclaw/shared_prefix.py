@@ -178,10 +178,12 @@ class PrefixSharing:
             kwargs: The keyword arguments of the call.
         """
         cache, ids = kwargs.get(_cache_name(backbone)), kwargs.get("input_ids")
-        tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+        flags = (type(None), bool, int, str, DynamicCache)
+        tensors = {name: value for name, value in kwargs.items() if not isinstance(value, flags)}
         if args or not isinstance(cache, DynamicCache) or cache.get_seq_length() or cache.offloading:
             return backbone(*args, **kwargs)
-        if ids is None or ids.size(1) < 2 or set(tensors) - TEXT_INPUTS or any(t.ndim != 2 for t in tensors.values()):
+        plain = all(isinstance(value, torch.Tensor) and value.ndim == 2 for value in tensors.values())
+        if ids is None or ids.size(1) < 2 or set(tensors) - TEXT_INPUTS or not plain:
             return backbone(**kwargs)
         rows = torch.cat([ids, tensors["attention_mask"].to(ids)], dim=1) if "attention_mask" in tensors else ids
         distinct, group = torch.unique(rows, dim=0, return_inverse=True)

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 
+import datasets
 import model_zoo
 import pytest
 import torch
@@ -11,9 +12,12 @@ import transformers
 from datasets import Dataset
 from model_zoo import ZOO, tokens_counted
 from peft import LoraConfig, PromptTuningConfig
+from PIL import Image
 from tiny import tiny_llama
 from trainer_harness import (
+    SETTINGS,
     alternating_judge,
+    always_replies,
     batches_of,
     judge_with_hints,
     logged,
@@ -23,7 +27,7 @@ from trainer_harness import (
     snapshot,
 )
 
-from trl_openclaw import CombineTrainer, OPDTrainer, Vote
+from trl_openclaw import CombineConfig, CombineTrainer, OPDTrainer, Vote
 
 LOGGER = "trl_openclaw.shared_prefix"
 CONFIG = {
@@ -379,6 +383,36 @@ class TestRefused:
         assert shared.student == whole.student
         (message,) = self.said()
         assert "virtual tokens" in message
+
+    def test_images(self, tmp_path):
+        """Without a teacher, which reads text only. Rows of one prompt differ by more than their tokens."""
+        images = [Image.new("RGB", (8, 8), (30 * i, 3, 5)) for i in range(8)]
+        content = [{"type": "image"}, {"type": "text", "text": "what " * 9}]
+        rows = [{"prompt": [{"role": "user", "content": content}], "images": [image]} for image in images]
+        data = Dataset.from_list(rows).cast_column("images", [datasets.Image()])
+        found = []
+        for sharing in (False, True):
+            model, processor = model_zoo.llava()
+            config = {**SETTINGS, **CONFIG, "max_steps": 3, "opd_weight": 0.0, "prefix_sharing": sharing}
+            trainer = CombineTrainer(
+                model=model,
+                args=CombineConfig(output_dir=str(tmp_path), **config),
+                processing_class=processor,
+                train_dataset=data,
+                judge=alternating_judge(Vote(score=1), Vote(score=-1), Vote(score=-1)),
+                next_state=always_replies,
+            )
+            steps, batches = record_gradients(trainer), batches_of(trainer)
+            with tokens_counted(model) as tokens:
+                trainer.train()
+            gradients = torch.stack([flat(step["gradients"].values()) for step in steps])
+            found.append((gradients, [batch["completion_ids"].tolist() for batch in batches], tokens))
+        (whole, ids, every), (gradients, same_ids, tokens) = found
+        assert same_ids == ids
+        assert relative_difference(gradients, whole) < 1e-5
+        assert tokens == every
+        (message,) = self.said()
+        assert "rows hold more than text (`pixel_values`)" in message
 
     def test_no_word_where_nothing_could_be_shared(self, tmp_path):
         config = {"gradient_checkpointing": True, "per_device_train_batch_size": 1, "num_generations": 1}
