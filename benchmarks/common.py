@@ -44,7 +44,7 @@ class Shape:
         prompt: Tokens of the prompt; 0 for a short question.
         completions: Completions G of the prompt.
         tokens: Tokens of each completion.
-        rows: Rows of a micro-batch; 0 for all of them.
+        rows: Rows of a micro-batch at most; 0 for all of them.
         hints: Hint candidates M of each completion, where a trainer takes several.
     """
 
@@ -54,9 +54,14 @@ class Shape:
     rows: int = 0
     hints: int = 3
 
+    @property
+    def micro_batch(self) -> int:
+        """Rows of a micro-batch."""
+        return min(self.rows or self.completions, self.completions)
+
     def __str__(self) -> str:
         prompt = f"a prompt of {self.prompt:,} tokens" if self.prompt else "a short prompt"
-        parts = f", {self.rows} in a micro-batch" if self.rows else ""
+        parts = f", {self.micro_batch} in a micro-batch" if self.micro_batch < self.completions else ""
         return f"{self.completions} completions of {self.tokens} tokens of {prompt}{parts}"
 
 
@@ -154,11 +159,10 @@ EVERY_ROW_IS_TAUGHT = {
 
 def make_trainer(kind: str, model: str, shape: Shape, steps: int, folder: str) -> Any:
     """A trainer for one step that warms up and `steps` others."""
-    rows = shape.rows or shape.completions
     settings = {
         "output_dir": folder,
-        "per_device_train_batch_size": rows,
-        "gradient_accumulation_steps": shape.completions // rows,
+        "per_device_train_batch_size": shape.micro_batch,
+        "gradient_accumulation_steps": shape.completions // shape.micro_batch,
         "num_generations": shape.completions,
         "max_completion_length": shape.tokens,
         "generation_kwargs": {"min_new_tokens": shape.tokens},  # all trainers sample just as many tokens

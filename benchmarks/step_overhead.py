@@ -6,7 +6,8 @@ SmolLM2-135M in float32 on CPU (or one GPU), completions of 64 tokens. At one sh
 GRPO; `OPDTrainer` with one hint for each completion; `CombineTrainer` with three hints for each, of which the one that
 agrees best with the student is taken (M = 3, `hint_selection="sequence"`), and four tokens compared at each position
 (k = 4); and TRL's experimental SDPO. At one prompt of 1,024 tokens: Combine and stock GRPO with 4 completions, OPD and
-stock GRPO with 8. The trainers of a shape take turns, so that whatever else the machine does meets all of them.
+stock GRPO with 8, in micro-batches of 4: stock GRPO needs more than 16 GiB for 8 rows at once. The trainers of a shape
+take turns, so that whatever else the machine does meets all of them.
 
 Where nothing is shared, the arithmetic floor of OPD is about 1.2: a step is one generation, one forward and one
 backward (about twice the forward), and the teacher adds one forward.
@@ -80,7 +81,7 @@ def main() -> None:
     parser.add_argument("--completions", type=int, default=8, help="for Combine at long prompts, half as many")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of the long prompt")
-    parser.add_argument("--rows", type=int, default=0, help="rows of a micro-batch at long prompts; 0 for all")
+    parser.add_argument("--rows", type=int, default=4, help="rows of a micro-batch at long prompts, at most; 0 for all")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each trainer at short prompts")
     parser.add_argument("--steps", type=int, default=3, help="measured steps in a turn at short prompts")
     parser.add_argument("--long-rounds", type=int, default=2)

@@ -83,3 +83,10 @@ def test_a_fresh_process_answers_in_json_or_says_why_not(tmp_path):
         in_fresh_process(str(script), {"sleep": 0})
     with pytest.raises(subprocess.TimeoutExpired):
         in_fresh_process(str(script), {"n": 4, "sleep": 60}, timeout=0.5)
+
+
+def test_a_micro_batch_has_no_more_rows_than_a_step():
+    assert [Shape(completions=8, rows=rows).micro_batch for rows in (0, 4, 8, 16)] == [8, 4, 8, 8]
+    said = "8 completions of 64 tokens of a prompt of 1,024 tokens, 4 in a micro-batch"
+    assert str(Shape(1024, 8, 64, rows=4)) == said
+    assert str(Shape(completions=2, rows=4)) == "2 completions of 64 tokens of a short prompt"

@@ -11,7 +11,7 @@ from benchmarks import step_overhead
 from benchmarks.common import Shape, StepTimer
 from trl_openclaw.trainer.step_profile import PARTS
 
-SMALL = "--completions 4 --tokens 4 --prompt 160 --steps 1 --rounds 1 --long-steps 1 --long-rounds 1"
+SMALL = "--completions 4 --tokens 4 --prompt 160 --steps 1 --rounds 1 --long-steps 1 --long-rounds 1 --rows 2"
 
 
 def test_runs_and_ends_in_json(tmp_path):
@@ -21,7 +21,9 @@ def test_runs_and_ends_in_json(tmp_path):
     )
     assert shapes["short"].startswith("4 completions of 4 tokens of a short prompt, median of 1 steps each\n")
     assert shapes["long"].startswith("2 completions of 4 tokens of a prompt of 160 tokens, median")
-    assert shapes["long_g8"].startswith("4 completions of 4 tokens of a prompt of 160 tokens, median")
+    assert shapes["long_g8"].startswith(
+        "4 completions of 4 tokens of a prompt of 160 tokens, 2 in a micro-batch, median"
+    )
     seconds = {
         (name, kind): float(value)
         for name, text in shapes.items()
@@ -46,12 +48,12 @@ def test_a_subset_runs_only_what_it_needs(monkeypatch, capsys):
         return {kind: SimpleNamespace(seconds=[{"grpo": 2.0, "opd": 3.0, "sdpo": 4.0}[kind]]) for kind in kinds}
 
     monkeypatch.setattr(step_overhead, "measure", measured)
-    options = ["--only", "opd_over_sdpo", "opd_long_g8_over_grpo", "--model", "x", "--rows", "4"]
+    options = ["--only", "opd_over_sdpo", "opd_long_g8_over_grpo", "--model", "x", "--rows", "2"]
     monkeypatch.setattr(sys, "argv", ["step_overhead.py", *options])
     step_overhead.main()
     assert ran == [
         (Shape(0, 8, 64), ["sdpo", "opd"], 3, 3),
-        (Shape(1024, 8, 64, rows=4), ["grpo", "opd"], 2, 2),
+        (Shape(1024, 8, 64, rows=2), ["grpo", "opd"], 2, 2),
     ]
     assert capsys.readouterr().out == '{"opd_long_g8_over_grpo": 1.5, "opd_over_sdpo": 0.75}\n'
 
