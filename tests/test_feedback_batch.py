@@ -78,6 +78,20 @@ def test_what_was_started_is_not_started_again(lead):
     assert batch.num_early == 2
 
 
+def test_a_turn_may_be_started_without_being_counted():
+    async def main():
+        judge = Asked()
+        batch = FeedbackBatch(echo, judge, 4)
+        for place in (0, 2):
+            batch.start(place, turns(3)[place], {}, early=place == 0)
+        found = await batch.collect(turns(3), [{}] * 3, 5.0)
+        await batch.close()
+        return batch.num_early, judge.asked, len(found)
+
+    num_early, asked, number = asyncio.run(main())
+    assert (num_early, sorted(asked), number) == (1, ["0", "1", "2"], 3)
+
+
 @pytest.mark.parametrize(
     ("turn", "row"),
     [

@@ -88,14 +88,21 @@ class FeedbackBatch:
             raise ValueError(f"`max_concurrency` must be at least 1, got {max_concurrency}.")
         self.next_state, self.judge = next_state, judge
         self.num_early = 0
-        """How many turns of `collect` had been started before it."""
+        """How many turns of `collect` had been started before it, as early ones."""
         self._gate = asyncio.Semaphore(max_concurrency)
-        self._early: dict[int, _TurnRun] = {}
+        self._started: dict[int, _TurnRun] = {}
+        self._early: set[int] = set()
         self._tasks: list[asyncio.Task[Feedback]] = []
 
-    def start(self, place: int, turn: Turn, row: Mapping[str, Any]) -> None:
-        """Start the turn that will stand at `place` in `collect`. Call it on the event loop."""
-        self._early[place] = self._run(turn, row)
+    def start(self, place: int, turn: Turn, row: Mapping[str, Any], *, early: bool = True) -> None:
+        """Start the turn that will stand at `place` in `collect`. Call it on the event loop.
+
+        Args:
+            early: Whether it counts in `num_early`.
+        """
+        self._started[place] = self._run(turn, row)
+        if early:
+            self._early.add(place)
 
     async def collect(self, turns: Sequence[Turn], rows: Sequence[Mapping[str, Any]], timeout: float) -> list[Feedback]:
         """One `Feedback` per turn; see [`collect_feedback`]. What was started is waited for and not started again.
@@ -105,15 +112,15 @@ class FeedbackBatch:
         """
         if len(turns) != len(rows):
             raise ValueError(f"There are {len(turns)} turns but {len(rows)} rows; give one row per turn.")
-        early, self._early = self._early, {}
+        started, self._started = self._started, {}
         fitting = {
-            place: early.pop(place)
+            place: started.pop(place)
             for place, (turn, row) in enumerate(zip(turns, rows, strict=True))
-            if place in early and early[place].is_for(turn, row)
+            if place in started and started[place].is_for(turn, row)
         }
-        for run in early.values():
+        for run in started.values():
             _give_up(run.task)
-        self.num_early = len(fitting)
+        self.num_early = len(self._early & fitting.keys())
         runs = [
             fitting.get(place) or self._run(turn, row)
             for place, (turn, row) in enumerate(zip(turns, rows, strict=True))

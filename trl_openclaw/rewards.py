@@ -42,7 +42,8 @@ class HindsightReward:
 
     Attributes:
         last (`list[Feedback]`): The feedback of the latest call.
-        early (`float`): The share of that call's turns that had been started before it; see [`open_batch`].
+        early (`float`): The share of that call's turns that had been started before it, as early ones; see
+            [`open_batch`].
         seconds (`float`): How long that call took.
     """
 

@@ -1,5 +1,7 @@
 """Tools, environments, local judges and rollouts: what GRPOTrainer takes keeps working around a teacher."""
 
+import time
+
 import pytest
 import torch
 from datasets import Dataset
@@ -7,7 +9,7 @@ from tiny import tiny_llama, tiny_tokenizer
 from trainer_harness import SETTINGS, ScriptedTeacher, always_replies, batches_of, judge_that, logged, make_trainer
 from trl.chat_template_utils import qwen3_chat_template
 
-from trl_openclaw import CombineTrainer, LocalJudge, OPDConfig, OPDTrainer
+from trl_openclaw import CombineConfig, CombineTrainer, LocalJudge, OPDConfig, OPDTrainer
 
 CALL = '<tool_call>\n{"name": "double", "arguments": {"x": 2}}\n</tool_call><|im_end|>'
 
@@ -88,6 +90,42 @@ def test_a_tool_trajectory_is_scored_whole_and_tool_tokens_are_left_alone(tmp_pa
     assert '"name": "double"' in hinted
     assert "Hint: Say four." in hinted
     assert ("(double it)" in hinted) is (source == "environment_factory")
+
+
+def test_turns_in_an_environment_wait_for_the_reward_call(tmp_path):
+    """Other reward functions may still change what a next state is made of, and nobody is ahead of them."""
+    order = []
+
+    async def judge(turn):
+        order.append("judge")
+        return await judge_that()(turn)
+
+    def reward(completions, **kwargs):
+        time.sleep(0.2)
+        order.append("reward")
+        return [0.0] * len(completions)
+
+    def score(row):
+        order.append("teacher")
+        return [-1.0] * len(row.completion_ids)
+
+    rows = [{"prompt": [{"role": "user", "content": "2?"}], "privileged_context": "4"}] * 4
+    trainer = CombineTrainer(
+        model=tiny_llama(max_position_embeddings=4096),
+        args=CombineConfig(
+            output_dir=str(tmp_path), hint_source="privileged_context", **{**SETTINGS, "max_completion_length": 400}
+        ),
+        reward_funcs=reward,
+        processing_class=tool_tokenizer(),
+        train_dataset=Dataset.from_list(rows),
+        judge=judge,
+        next_state=always_replies,
+        teacher_model=ScriptedTeacher(score),
+        environment_factory=Doubler,
+    )
+    script_completions(trainer, [CALL, "4<|im_end|>"])
+    trainer.train()
+    assert order == ["reward", *["judge"] * 4, *["teacher"] * 4]
 
 
 @pytest.mark.parametrize("trainer_class", [OPDTrainer, CombineTrainer])

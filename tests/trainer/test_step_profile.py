@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainer_harness import always_replies, judge_that, logged, make_trainer
+from datasets import Dataset
+from trainer_harness import always_replies, judge_that, logged, make_trainer, prompts, rollout_by_prompt
 
 from trl_openclaw import CombineTrainer, NextState
 from trl_openclaw.trainer import step_profile
@@ -158,9 +159,10 @@ def test_each_part_has_the_time_that_was_spent_in_it(tmp_path, seconds_of):
     trainer.create_optimizer()
     trainer.optimizer.step = slow(trainer.optimizer.step, 2 * PAUSE)
     found = seconds_of(trainer)
-    # Of the two micro-batches of a step, one samples for both; the prompts are rendered plain and hinted.
+    # Of the two micro-batches of a step, one samples for both; the prompts are rendered plain and hinted. While the
+    # reward function has its pause, a third of the feedback comes in.
     floor = {
-        "generate": 4, "next_state": 1, "judge": 2, "rewards": 1, "tokenize": 2 * 3, "teacher": 5, "student": 2 * 3,
+        "generate": 4, "next_state": 2 / 3, "judge": 4 / 3, "rewards": 1, "tokenize": 2 * 3, "teacher": 5, "student": 2 * 3,
         "optimizer": 2, "rest": 0,
     }  # fmt: skip
     for step in range(2):
@@ -168,6 +170,20 @@ def test_each_part_has_the_time_that_was_spent_in_it(tmp_path, seconds_of):
             assert found[part][step] >= 0.9 * PAUSE * floor[part], part
             assert found[part][step] < PAUSE * (floor[part] + 3), part
         assert sum(found[part][step] for part in PARTS) == pytest.approx(found["total"][step])
+
+
+def test_what_came_in_while_the_teacher_worked_was_not_waited_for(tmp_path, seconds_of):
+    config = {"self_test": False, "hint_source": "privileged_context"}
+    data = Dataset.from_list([{**row, "privileged_context": "It is 4."} for row in prompts()])
+    trainer = make_trainer(
+        tmp_path, CombineTrainer, config=config, data=data, next_state=slow_reply, judge=slow_judge(),
+        rollout_func=rollout_by_prompt,
+    )  # fmt: skip
+    trainer.teacher.score = slow(trainer.teacher.score, 8 * PAUSE)
+    found = {part: seconds for part, (seconds,) in seconds_of(trainer).items()}
+    assert found["teacher"] >= 8 * PAUSE
+    assert found["next_state"] + found["judge"] + found["rewards"] < PAUSE
+    assert sum(found[part] for part in PARTS) == pytest.approx(found["total"])
 
 
 def test_a_log_has_the_mean_over_its_steps(tmp_path, seconds_of):

@@ -7,7 +7,7 @@ from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_con
 from trl.trainer.utils import maybe_gather_lm_head_ctx as gathered
 
 from .forward import completion_positions_only
-from .generation import as_rewards_see
+from .generation import Rollout, as_rewards_see, reward_columns
 from .models import prepare_scoring_model, use_small_tiles
 from .seams import SIGNATURES, UNREWARDED_WARNING, SeamGRPOTrainer
 
@@ -15,6 +15,7 @@ __all__ = [
     "SIGNATURES",
     "UNREWARDED_WARNING",
     "ChunkedDivergenceFunction",
+    "Rollout",
     "SeamGRPOTrainer",
     "add_fused_lm_head",
     "as_rewards_see",
@@ -27,6 +28,7 @@ __all__ = [
     "get_config_model_id",
     "pad",
     "prepare_scoring_model",
+    "reward_columns",
     "use_adapter",
     "use_small_tiles",
 ]

@@ -8,6 +8,7 @@ model carries a `generate` of its own for as long as the call may come.
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,26 @@ from torch import nn
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from .forward import replaced
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """This rank's part of a sampled batch, as TRL hands it to the reward functions.
+
+    Args:
+        prompts: What was sampled from, text or messages.
+        prompt_ids: Their ids, unpadded.
+        completions: What was sampled, text or messages.
+        completion_ids: The sampled ids, unpadded.
+        masked: Which completions were cut and are masked by TRL (`mask_truncated_completions`).
+    """
+
+    prompts: list
+    prompt_ids: list[list[int]]
+    completions: list
+    completion_ids: list[list[int]]
+    masked: list[bool]
+
 
 Announce = Callable[[int, list[int]], None]
 """Takes a row's place in the batch and its sampled ids, the end token included."""
@@ -128,5 +149,9 @@ def as_rewards_see(trainer: Any, rows: Sequence[dict[str, Any]], place: int, ids
     prompt = copy.deepcopy(rows[place]["prompt"])
     text = trainer.processing_class.batch_decode([ids], skip_special_tokens=True)[0]
     completion = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-    columns = {name: rows[place][name] for name in rows[0] if name not in ("prompt", "completion", "completion_ids")}
-    return prompt, completion, columns
+    return prompt, completion, reward_columns(rows, place)
+
+
+def reward_columns(rows: Sequence[dict[str, Any]], place: int) -> dict[str, Any]:
+    """The other columns of a row, as TRL's reward functions will be shown them."""
+    return {name: rows[place][name] for name in rows[0] if name not in ("prompt", "completion", "completion_ids")}

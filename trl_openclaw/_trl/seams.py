@@ -24,7 +24,7 @@ from ..dropout import disable_functional_dropout
 from ..shared_prefix import PrefixSharing
 from .batches import keep_prompts_together
 from .forward import ObservedForward, replaced, shared_prefill
-from .generation import announced
+from .generation import Rollout, announced
 from .models import use_small_tiles
 
 SIGNATURES: dict[str, tuple[str, ...]] = {
@@ -75,6 +75,7 @@ class SeamGRPOTrainer(GRPOTrainer):
         if self.args.disable_dropout:  # TRL switches off `nn.Dropout` only
             disable_functional_dropout(self.model)
         self.empty_rows: list[bool] | None = None
+        self._sampled_from: list[list[int]] = []
         self._awaits_old_policy = False
         shares = getattr(self.args, "prefix_sharing", False)
         self.prefix_sharing = PrefixSharing(self.accelerator) if shares else None
@@ -94,8 +95,11 @@ class SeamGRPOTrainer(GRPOTrainer):
         environments, rollout functions) or does not come from transformers' `generate`.
         """
 
-    def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
-        """Called once per generation batch with this rank's prompts and sampled ids, and all ranks' rewards."""
+    def before_rewards(self, inputs: list[dict[str, Any]], rollout: Rollout) -> None:
+        """Called on every rank once a generation batch is sampled, before TRL waits for the reward functions."""
+
+    def on_rewards(self, rollout: Rollout, rewards_per_func: torch.Tensor) -> None:
+        """Called once per generation batch with what this rank sampled, and all ranks' rewards `(world * B, F)`."""
 
     def batch_over(self) -> None:
         """Called once a generation batch is sampled and has its rewards, or when an error ended it."""
@@ -269,7 +273,9 @@ class SeamGRPOTrainer(GRPOTrainer):
     def _generate(self, prompts):
         self.empty_rows = None
         with self.timed("generate"):
-            return super()._generate(prompts)
+            output = super()._generate(prompts)
+        self._sampled_from = [torch.as_tensor(ids).tolist() for ids in output[0]]  # a rollout function's may be arrays
+        return output
 
     def _tokenize_prompts(self, prompts):
         with self.timed("tokenize"):
@@ -310,11 +316,15 @@ class SeamGRPOTrainer(GRPOTrainer):
         return filled
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        ends = {*self.eos_token_ids, self.pad_token_id}
+        masked = [self.mask_truncated_completions and ids[-1] not in ends for ids in completion_ids_list]
+        rollout = Rollout(prompts, self._sampled_from, completions, completion_ids_list, masked)
+        self.before_rewards(inputs, rollout)
         # TRL warns about every row without a reward and prints the row. Such rows are ordinary here and counted in
         # the metrics, and what users wrote does not belong in a log unasked.
         with _silenced("trl.trainer.grpo_trainer", UNREWARDED_WARNING), self.timed("rewards"):
             rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self.on_rewards(prompts, completion_ids_list, rewards_per_func)
+        self.on_rewards(rollout, rewards_per_func)
         return rewards_per_func
 
     def _generate_and_score_completions(self, inputs):

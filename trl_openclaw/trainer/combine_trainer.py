@@ -9,7 +9,7 @@ from ..judges.base import Judge
 from .build_teacher import TeacherModel
 from .combine_config import CombineConfig
 from .opd_config import OPDConfig
-from .opd_trainer import OPDTrainer, Rollout
+from .opd_trainer import OPDTrainer
 
 logger = get_logger(__name__)
 
@@ -56,14 +56,15 @@ class CombineTrainer(OPDTrainer):
                 "alone."
             )
 
-    def row_advantages(self, batch: dict[str, Any], rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
+    def row_advantages(
+        self, batch: dict[str, Any], rewards_per_func: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rewards as they are, or TRL's group-relative advantages; where that is 0, the row has nothing to say.
 
         Raises:
             ValueError: On every rank, when a reward is infinite.
         """
-        rows = len(rollout.prompts)
-        rewards = rollout.rewards_per_func
+        rows, rewards = len(batch["completion_ids"]), rewards_per_func
         own = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
         self._check_rewards(rewards)
         scored = ~rewards.isnan().all(dim=1)[own]

@@ -1,4 +1,4 @@
-"""Feedback on a reply starts when the reply is sampled, not when its batch is.
+"""Feedback on a reply starts when the reply is sampled, not when its batch is, nor when it is waited for.
 
 The rows of a batch end at different times, and sampling goes on until the last one has. Whoever says what follows a
 reply and judges it, a server or a test run, is mostly not the model that is sampling, so a row that has ended is handed
@@ -7,13 +7,19 @@ judge's score then waits for the tasks that run already, and starts those of the
 in which order it comes back and what processes do together is the same as without a head start; only the wait is
 shorter. The metric `feedback/early` is the share of turns that had one.
 
+Once the batch is sampled, the turns that do not run yet are started as well, before any reward function is called, and
+the trainer goes on with what needs no feedback. Turns in an environment are left to the reward call, since its reward
+functions may still change the environment.
+
 Functions in threads take their share of the CPU while the policy samples. What runs a model in this process is not
 asked before sampling is over.
 """
 
+import copy
+from functools import partial
 from typing import Any
 
-from .._trl import SeamGRPOTrainer, as_rewards_see
+from .._trl import Rollout, SeamGRPOTrainer, as_rewards_see, reward_columns
 from ..calls import runs_in_process
 from ..rewards import HindsightReward
 
@@ -29,6 +35,7 @@ class EarlyFeedback:
     def __init__(self, trainer: SeamGRPOTrainer, reward: HindsightReward):
         self.trainer, self.reward = trainer, reward
         self._rows: list[dict[str, Any]] = []
+        self._places: set[int] = set()
 
     @property
     def possible(self) -> bool:
@@ -36,17 +43,36 @@ class EarlyFeedback:
         asked = [thing for thing in (self.reward.judge, self.reward.next_state) if thing is not None]
         return bool(asked) and not any(map(runs_in_process, asked))
 
+    @property
+    def starts_all(self) -> bool:
+        """Whether all turns may be started before the reward functions are called. The same on all ranks."""
+        return self.possible and not self.trainer.has_environment
+
     def open(self, rows: list[dict[str, Any]]) -> None:
         """A batch with these rows is about to be sampled."""
         self.close()
-        self._rows = rows
+        self._rows, self._places = rows, set()
         self._batch = self.reward.open_batch()
 
     def start(self, place: int, completion_ids: list[int]) -> None:
         """The row at `place` has ended with these ids."""
-        prompt, completion, row = as_rewards_see(self.trainer, self._rows, place, completion_ids)
-        turn = self.reward.turn(prompt, completion, completion_ids)
-        self.trainer.async_loop.call_soon_threadsafe(self._batch.start, place, turn, row)
+        seen = as_rewards_see(self.trainer, self._rows, place, completion_ids)
+        self._start(place, *seen, completion_ids, early=True)
+
+    def start_others(self, rollout: Rollout) -> None:
+        """All rows have ended: start those that have not been."""
+        for place in range(len(self._rows)):
+            if place in self._places:
+                continue
+            # Copies, which no reward function can rewrite unnoticed.
+            prompt, completion = copy.deepcopy((rollout.prompts[place], rollout.completions[place]))
+            row = reward_columns(self._rows, place)
+            self._start(place, prompt, completion, row, rollout.completion_ids[place], early=False)
+
+    def _start(self, place: int, prompt: Any, completion: Any, row: dict, ids: list[int], *, early: bool) -> None:
+        self._places.add(place)
+        start = partial(self._batch.start, place, self.reward.turn(prompt, completion, ids), row, early=early)
+        self.trainer.async_loop.call_soon_threadsafe(start)
 
     def close(self) -> None:
         """Nobody will ask for the batch's feedback any more: stop what still runs for it."""

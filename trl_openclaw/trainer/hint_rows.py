@@ -46,19 +46,22 @@ class HintCandidates:
 
 
 def find_hints(
-    source: str, row: Mapping[str, Any], feedback: Feedback, special_tokens: Collection[str]
+    source: str, row: Mapping[str, Any], feedback: Feedback | None, special_tokens: Collection[str]
 ) -> HintCandidates:
     """Take a row's hints from where they come from, and clean them. A privileged context keeps its layout.
 
     Args:
         source: `"judge"`, `"privileged_context"`, or `"none"` where the teacher needs no hint.
         row: The dataset's row.
-        feedback: What the judge said about the row.
+        feedback: What the judge said about the row; only hints of the judge need it.
         special_tokens: What a hint must not hold, since the chat template gives it a meaning.
     """
     if source == "none":
         return HintCandidates((None,))
-    found = feedback.hints if source == "judge" else row.get("privileged_context")
+    found: Any = row.get("privileged_context")
+    if source == "judge":
+        assert feedback is not None, "the judge is heard before its hints are read"
+        found = feedback.hints
     if isinstance(found, str) or found is None:
         found = [found] if found else []
     elif source == "privileged_context":
@@ -69,7 +72,7 @@ def find_hints(
     texts = tuple(dict.fromkeys(filter(None, map(clean_hint if said else _as_written, plain))))
     if texts:
         return HintCandidates(texts, None, bool(found), changed)
-    missing: DropReason = "no_feedback" if source == "judge" and feedback.failure is not None else "no_hint"
+    missing: DropReason = "no_feedback" if said and feedback and feedback.failure is not None else "no_hint"
     return HintCandidates((), missing, bool(found), changed)
 
 
@@ -112,7 +115,8 @@ def render_candidates(
         completion_lengths: Tokens sampled per row.
         tokenize: Renders and tokenizes prompts, given the rows that they belong to.
         place: Puts a hint into a prompt, or gives back the prompt itself.
-        max_length: The teacher's window in tokens, if known. A longer row is dropped, never cut.
+        max_length: The window of teacher and reference in tokens, if known. A row that is longer, with the hint or
+            without it, is dropped, never cut.
 
     Returns:
         The rendered candidates of each row, at least one; a dropped one says why.
@@ -134,7 +138,7 @@ def render_candidates(
                 found.append(HintedRow(drop="no_user_message"))
                 continue
             prompt_ids = list(plain_ids[i] if prompt is prompts[i] else next(ids))
-            fits = room is None or len(prompt_ids) <= room
+            fits = room is None or max(len(prompt_ids), len(plain_ids[i])) <= room
             found.append(HintedRow(hint, prompt_ids) if fits else HintedRow(drop="too_long"))
         rendered.append([HintedRow(drop=row.drop)] if row.drop else found)
     return rendered

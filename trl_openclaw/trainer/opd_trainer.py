@@ -4,7 +4,6 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
 
-from .._trl import SeamGRPOTrainer, get_config_model_id
+from .._trl import Rollout, SeamGRPOTrainer, get_config_model_id
 from ..format_tokens import cap_format_tokens, format_token_ids
 from ..judges.base import Judge
 from ..lm_head import TokenStates
@@ -52,21 +51,6 @@ from .teacher_pass import TeacherPass
 from .teaching import Teaching
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """This rank's part of a generation batch, as TRL handed it to the reward functions.
-
-    Args:
-        prompts: The prompts that were sampled from.
-        completion_ids: The sampled ids, unpadded.
-        rewards_per_func (`(world * B, F)`): All ranks' rewards, NaN where a function had none to give.
-    """
-
-    prompts: list
-    completion_ids: list[list[int]]
-    rewards_per_func: torch.Tensor
 
 
 class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
@@ -202,7 +186,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
             self.add_callback(BandAlarm(bands, cast(AlarmAction, args.alarm_action), args.alarm_patience))
         self._guard = FailureGuard(args.judge_failure_limit, args.judge_failure_patience)
         self._silence = SilenceAlarm()
-        self._rollout: Rollout | None = None
+        self._rewarded: tuple[Rollout, torch.Tensor] | None = None
         self._self_tested = not (args.self_test and self.opd_weight)
 
     # Set-up
@@ -292,8 +276,15 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
     def batch_over(self) -> None:
         self._early.close()
 
-    def on_rewards(self, prompts: list, completion_ids: list[list[int]], rewards_per_func: torch.Tensor) -> None:
-        self._rollout = Rollout(prompts, completion_ids, rewards_per_func)
+    def before_rewards(self, inputs: list[dict[str, Any]], rollout: Rollout) -> None:
+        if not self._early.starts_all:
+            return
+        self._early.start_others(rollout)
+        if self._teaching is not None:
+            self._teaching.score_ahead(inputs, rollout)
+
+    def on_rewards(self, rollout: Rollout, rewards_per_func: torch.Tensor) -> None:
+        self._rewarded = rollout, rewards_per_func
         self.profile.divide_rewards(self.feedback)
         if self.announces_completions:
             self.record_metric("feedback/early", self.feedback.early)
@@ -301,15 +292,16 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
             listener(self.mode, self.feedback.last)
 
     def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
-        rollout, self._rollout = self._rollout, None
-        assert rollout is not None, "TRL scores completions before it returns them"
+        rewarded, self._rewarded = self._rewarded, None
+        assert rewarded is not None, "TRL scores completions before it returns them"
+        rollout, rewards_per_func = rewarded
         if self.judge is None:
             self.drop_metrics("rewards/judge/mean", "rewards/judge/std")
             if len(self.reward_funcs) == 1:  # the judge's place, empty: there are no rewards at all
                 self.drop_metrics("reward", "reward_std", "frac_reward_zero_std")
         elif self.mode == "train":
             self._guard.observe(self.feedback.last, self.accelerator)
-        row_advantages, has_score = self.row_advantages(batch, rollout)
+        row_advantages, has_score = self.row_advantages(batch, rewards_per_func)
         batch["row_advantages"] = row_advantages
         signal = has_score
         if self._teaching is not None:
@@ -324,10 +316,16 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         self.replace_logged_advantages(self.accelerator.gather(logged))
         return batch
 
-    def row_advantages(self, batch: dict[str, Any], rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's reward advantages `(B,)` and which rows have one `(B,)`. Distillation alone has none."""
-        rows = len(rollout.prompts)
-        zeros = torch.zeros(rows, device=self.accelerator.device)
+    def row_advantages(
+        self, batch: dict[str, Any], rewards_per_func: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's reward advantages `(B,)` and which rows have one `(B,)`. Distillation alone has none.
+
+        Args:
+            batch: The generation batch.
+            rewards_per_func (`(world * B, F)`): All ranks' rewards, NaN where a function had none to give.
+        """
+        zeros = torch.zeros(len(batch["completion_ids"]), device=self.accelerator.device)
         return zeros, zeros.bool()
 
     # In the loss

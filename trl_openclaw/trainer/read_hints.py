@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .._trl import Rollout
 from ..hints import clean_hint, insert_hint, without_special_tokens
 from .controls import HintControl
-from .hint_rows import HintCandidates, HintedRow, find_hints, render_candidates, shortlist
+from .hint_rows import DropReason, HintCandidates, HintedRow, find_hints, render_candidates, shortlist
 from .records import record_candidates
 
 if TYPE_CHECKING:
-    from .opd_trainer import OPDTrainer, Rollout
+    from .opd_trainer import OPDTrainer
 
 
 class HintReader:
@@ -25,22 +26,29 @@ class HintReader:
         self.trainer, self.args = trainer, trainer.args
         self.control = HintControl(trainer.args.control, self._clean)
 
+    @property
+    def needs_feedback(self) -> bool:
+        """Whether the hints depend on what followed the replies of the batch, or on what was said about it."""
+        return self.trainer.hint_source == "judge" or self.args.control == "raw_next_state"
+
+    def teachable(self, rollout: Rollout, max_length: int | None) -> list[int]:
+        """The rows of a batch that can be taught if there are hints, and no others."""
+        lengths = [len(ids) + len(more) for ids, more in zip(rollout.prompt_ids, rollout.completion_ids, strict=True)]
+        return [
+            place
+            for place, (length, drop) in enumerate(zip(lengths, self._untaught(rollout), strict=True))
+            if drop is None and (max_length is None or length <= max_length)
+        ]
+
     def __call__(
-        self,
-        inputs: Sequence[dict[str, Any]],
-        batch: dict[str, Any],
-        rollout: "Rollout",
-        plain: Sequence[Sequence[int]],
-        max_length: int | None,
+        self, inputs: Sequence[dict[str, Any]], rollout: Rollout, max_length: int | None
     ) -> list[list[HintedRow]]:
         """What the teacher may read for each row; at least one entry, perhaps a dropped one. A collective.
 
         Args:
             inputs: The dataset's rows.
-            batch: The generation batch.
             rollout: Prompts and completions.
-            plain: The ids that each row was sampled from.
-            max_length: The teacher's window in tokens, if known.
+            max_length: The longest row, in tokens, that teacher and reference can read, if known.
         """
         trainer = self.trainer
         # Drawn anew for each batch, and the same again for the same batch after a resume.
@@ -48,8 +56,8 @@ class HintReader:
         generator = random.Random(f"{place} {rollout.completion_ids}")
         candidates = render_candidates(
             rollout.prompts,
-            plain,
-            self._find(inputs, batch, rollout, generator),
+            rollout.prompt_ids,
+            self._find(inputs, rollout, generator),
             [len(ids) for ids in rollout.completion_ids],
             tokenize=trainer.tokenize_prompts,
             place=self._place,
@@ -58,24 +66,28 @@ class HintReader:
         return [shortlist(rows, self.args.hint_selection, generator) for rows in candidates]
 
     def _find(
-        self, inputs: Sequence[dict[str, Any]], batch: dict[str, Any], rollout: "Rollout", generator: random.Random
+        self, inputs: Sequence[dict[str, Any]], rollout: Rollout, generator: random.Random
     ) -> list[HintCandidates]:
         """What each row may be taught with; nothing for a completion without a token to train."""
         trainer = self.trainer
-        feedback = trainer.feedback.last
+        feedback: list[Any] = trainer.feedback.last if self.needs_feedback else [None] * len(inputs)
         found = [
             find_hints(trainer.hint_source, row, answer, trainer.special_tokens)
             for row, answer in zip(inputs, feedback, strict=True)
         ]
         record_candidates(trainer, found)
-        has_tokens = batch["completion_mask"].any(dim=1).tolist()
-        for i in range(len(found)):
-            if trainer.empty_rows and trainer.empty_rows[i]:
-                found[i] = HintCandidates(drop="empty_completion")
-            elif not has_tokens[i]:
-                found[i] = HintCandidates(drop="masked_completion")
+        untaught = self._untaught(rollout)
+        found = [HintCandidates(drop=drop) if drop else hints for hints, drop in zip(found, untaught, strict=True)]
         found = self.control(found, rollout.prompts, feedback, generator, remember=trainer.mode == "train")
         return [replace(hints, texts=hints.texts[: self.args.max_hints]) for hints in found]
+
+    def _untaught(self, rollout: Rollout) -> list[DropReason | None]:
+        """Why rows have no token to train, whatever their hints."""
+        empty = self.trainer.empty_rows or [False] * len(rollout.masked)
+        return [
+            "empty_completion" if is_empty else "masked_completion" if is_masked else None
+            for is_empty, is_masked in zip(empty, rollout.masked, strict=True)
+        ]
 
     def _place(self, prompt: Any, hint: str) -> Any:
         hinted = insert_hint(prompt, hint, self.args.hint_placement, self.args.hint_template)

@@ -15,7 +15,8 @@
 
 Every moment belongs to one part, so that the parts add up to the total. The micro-batches of a step are summed up, and
 a log shows the mean over its steps: where a generation batch serves several steps, its time is shared among them. Next
-states and verdicts come in side by side; the wait for them is divided by the time that turns spent in each.
+states and verdicts come in side by side; the wait for them is divided by the time that turns spent in each. What came
+in while others were sampled, or while the teacher worked, was not waited for.
 
 `memory/peak_gib` is the peak of the main process since it started: what torch allocated on a CUDA device, otherwise the
 resident set.

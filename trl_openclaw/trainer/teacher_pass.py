@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .._trl import SeamGRPOTrainer
+from .._trl import Rollout, SeamGRPOTrainer
 from ..hint_selection import OVERLAP_RULES, alike
 from ..objectives import Objective
 from ..scoring import TeacherRow, TeacherScores
@@ -14,6 +14,36 @@ from ..teachers import Teacher
 from .ask_teacher import ask_teacher
 from .comparison import Heads
 from .hint_rows import HintedRow
+
+
+@dataclass(frozen=True)
+class ReferenceScores:
+    """What the reference of G-OPD says of plain prompts.
+
+    Args:
+        places: The rows of the batch that were scored.
+        scores (`(n, T)`): Their scores.
+    """
+
+    places: list[int]
+    scores: TeacherScores
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What teacher and reference say of a generation batch.
+
+    Args:
+        candidates: The candidates of each row that were scored, in order; none for a row that was dropped.
+        dropped: What is said of a row without a teacher.
+        scores (`(N, T)`): The teacher's scores of all candidates, row by row.
+        reference: The reference's, where it was asked.
+    """
+
+    candidates: list[list[HintedRow]]
+    dropped: list[HintedRow]
+    scores: TeacherScores
+    reference: ReferenceScores | None
 
 
 @dataclass(frozen=True)
@@ -79,32 +109,59 @@ class TeacherPass:
         by_overlap = self.several_hints and args.hint_selection in OVERLAP_RULES and args.max_hints > 1
         return by_overlap or (self.objective is not None and self.objective.uses_support)
 
+    @property
+    def has_reference_apart(self) -> bool:
+        """Whether the reference has to be asked, in a pass that is not the teacher's."""
+        return self.reference is not None and self.reference is not self.teacher and not self.trl_reference
+
     @torch.no_grad()
-    def __call__(
+    def ask(
         self,
-        plain_prompts: Sequence[Sequence[int]],
-        completions: Sequence[Sequence[int]],
+        rollout: Rollout,
         candidates: Sequence[Sequence[HintedRow]],
-        batch: dict[str, Any],
-    ) -> Lesson:
-        """Run the pass. A collective.
+        reference: ReferenceScores | None = None,
+    ) -> Answers:
+        """Ask the teacher, and the reference unless it has been asked. A collective.
 
         Args:
-            plain_prompts: The ids that each row was sampled from.
-            completions: The ids that were sampled.
+            rollout: What was sampled, and the prompts it was sampled from.
             candidates: What the teacher may read instead, for each row; at least one entry, perhaps a dropped one.
-            batch: The generation batch, for its shape, and for what TRL's reference gave.
+            reference: What the reference has said of all rows with candidates already.
         """
         fitting = [[row for row in rows if row.prompt_ids is not None] for rows in candidates]
-        asked = [(i, m, row) for i, rows in enumerate(fitting) for m, row in enumerate(rows)]
-        rows = [TeacherRow(row.prompt_ids or (), completions[i]) for i, _, row in asked]
+        completions = rollout.completion_ids
+        rows = [TeacherRow(row.prompt_ids or (), completions[i]) for i, found in enumerate(fitting) for row in found]
         owners = [i for i, found in enumerate(fitting) if found]
-        plain = [TeacherRow(plain_prompts[i], completions[i]) for i in owners]
-        scores, reference = self._ask(rows, plain)
+        wanted: dict[str, Any] = {"topk": self.trainer.args.topk} if self.uses_student else {}
+        if self.reference is self.teacher and not self.trl_reference:
+            scores = self._score(self.teacher, [*rows, *_plain_rows(rollout, owners)], **wanted)
+            reference = ReferenceScores(owners, _part(scores, slice(len(rows), None)))
+            scores = _part(scores, slice(len(rows)))
+        else:
+            scores = self._score(self.teacher, rows, **wanted)
+            if reference is None and self.has_reference_apart:
+                reference = self.ask_reference(rollout, owners)
+        return Answers(fitting, [_dropped(rows) for rows in candidates], scores, reference)
 
+    @torch.no_grad()
+    def ask_reference(self, rollout: Rollout, places: list[int]) -> ReferenceScores:
+        """Have the reference score some rows of a batch, under the prompts they were sampled from. A collective."""
+        assert self.reference is not None, "asked for where there is one"
+        return ReferenceScores(places, self._score(self.reference, _plain_rows(rollout, places)))
+
+    @torch.no_grad()
+    def __call__(self, answers: Answers, batch: dict[str, Any]) -> Lesson:
+        """Put the answers where the tokens of a batch are.
+
+        Args:
+            answers: What teacher and reference said.
+            batch: The generation batch, for its shape, and for what TRL's reference gave.
+        """
+        fitting, scores, reference = answers.candidates, answers.scores, answers.reference
         device = self.trainer.accelerator.device
         height, width = batch["completion_ids"].shape
         shape = (height, max([1, *map(len, fitting)]), width)
+        asked = [(i, m) for i, rows in enumerate(fitting) for m in range(len(rows))]
         at = tuple(torch.tensor([entry[axis] for entry in asked], dtype=torch.long, device=device) for axis in (0, 1))
         logps = scores.per_token_logps.masked_fill(~scores.mask, float("nan"))
         found = {"candidate_logps": _place(logps, at, shape, float("nan"))}
@@ -118,28 +175,26 @@ class TeacherPass:
         if self.trl_reference:
             found["reference_logps"] = batch["ref_per_token_logps"]
         if reference is not None:
-            place = (torch.tensor(owners, dtype=torch.long, device=device),)
-            found["reference_logps"] = _place(reference.per_token_logps, place, (height, width), float("nan"))
-            if reference.states is not None:
-                found["reference_hidden"] = _place(reference.states.hidden, place, (height, width), 0.0)
+            place = (torch.tensor(reference.places, dtype=torch.long, device=device),)
+            found["reference_logps"] = _place(reference.scores.per_token_logps, place, (height, width), float("nan"))
+            if reference.scores.states is not None:
+                found["reference_hidden"] = _place(reference.scores.states.hidden, place, (height, width), 0.0)
         found["teacher_mask"] = found["candidate_logps"].isfinite().any(dim=1)
         found["hint_mask"] = found["teacher_mask"].any(dim=1)
         found["row_index"] = torch.arange(height, device=device)
-        heads = Heads(*(other.states.head if other and other.states else None for other in (scores, reference)))
-        return Lesson(fitting, [_dropped(rows) for rows in candidates], found["hint_mask"].tolist(), found, heads)
+        both = scores, reference.scores if reference else None
+        heads = Heads(*(other.states.head if other and other.states else None for other in both))
+        return Lesson(fitting, answers.dropped, found["hint_mask"].tolist(), found, heads)
 
-    def _ask(
-        self, rows: Sequence[TeacherRow], plain: Sequence[TeacherRow]
-    ) -> tuple[TeacherScores, TeacherScores | None]:
-        """The teacher's scores of `rows`, and the reference's of `plain` where it has to be asked."""
+    def _score(self, teacher: Teacher, rows: Sequence[TeacherRow], **wanted: Any) -> TeacherScores:
+        """The scores of a teacher, with its states where an objective compares them."""
         states = {"keep_states": True} if self.objective is not None else {}
-        wanted: dict[str, Any] = {"topk": self.trainer.args.topk} if self.uses_student else {}
-        accelerator, reference = self.trainer.accelerator, None if self.trl_reference else self.reference
-        if reference is not None and reference is self.teacher:
-            scores = ask_teacher(self.teacher, [*rows, *plain], accelerator, **wanted, **states)
-            return _part(scores, slice(len(rows))), _part(scores, slice(len(rows), None))
-        scores = ask_teacher(self.teacher, rows, accelerator, **wanted, **states)
-        return scores, None if reference is None else ask_teacher(reference, plain, accelerator, **states)
+        return ask_teacher(teacher, rows, self.trainer.accelerator, **wanted, **states)
+
+
+def _plain_rows(rollout: Rollout, places: Sequence[int]) -> list[TeacherRow]:
+    """Rows of a batch, as they were sampled."""
+    return [TeacherRow(rollout.prompt_ids[i], rollout.completion_ids[i]) for i in places]
 
 
 def _dropped(candidates: Sequence[HintedRow]) -> HintedRow:

@@ -4,6 +4,10 @@ What is compared may depend on the student: which hint agrees with it best, and 
 made for that. Where TRL scores the sampled batch with the policy anyway, because the policy may move before the last
 use of the batch, its states are read from that pass; otherwise they are those of the loss's own forward, which is the
 first.
+
+What needs no feedback is scored while feedback comes in. The configuration alone decides what that is, never who
+answers first, so that all ranks run the same collectives in the same order. For the same reason, and since a prompt
+that rows share would be run once a round, rows with a verdict do not go ahead of those without.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from .._trl import Rollout
 from ..lm_head import LMHead, TokenStates
 from .comparison import Comparison, Heads, OldPolicy, Student
 from .read_hints import HintReader
 from .records import ChoiceRecord, record_lesson
-from .teacher_pass import TeacherPass
+from .teacher_pass import Answers, ReferenceScores, TeacherPass
 
 if TYPE_CHECKING:
-    from .opd_trainer import OPDTrainer, Rollout
+    from .opd_trainer import OPDTrainer
 
 
 class Teaching:
@@ -35,6 +40,8 @@ class Teaching:
         self.reader = HintReader(trainer)
         self.old_policy = OldPolicy(trainer.args.topk, self.head_of)
         self.heads = Heads()
+        self._answers: Answers | None = None
+        self._reference: ReferenceScores | None = None
         self._record: ChoiceRecord | None = None
 
     def head_of(self, model: nn.Module, hidden: torch.Tensor) -> LMHead:
@@ -42,15 +49,28 @@ class Teaching:
         args = self.trainer.args
         return LMHead.of(model, hidden, self.trainer.temperature, in_float32=args.cast_lm_head_to_fp32)
 
-    def teach(self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: "Rollout") -> None:
+    def score_ahead(self, inputs: list[dict[str, Any]], rollout: Rollout) -> None:
+        """Score what needs no feedback. A collective.
+
+        Where hints do not come from the judge or from next states, that is everything, and what would be scored anyway.
+        Where they do, it is the plain prompts of a reference that is asked by itself. It then scores the rows that will
+        have no hint for nothing: at most their share of its pass, while a verdict from a server takes seconds, which
+        the whole pass would otherwise add to. A reference that is the teacher itself waits: asked at once for plain and
+        hinted prompts, it runs what they share once.
+        """
+        with self.trainer.timed("teacher"):
+            if not self.reader.needs_feedback:
+                self._answers = self._ask(inputs, rollout)
+            elif self.lessons.has_reference_apart:
+                places = self.reader.teachable(rollout, self.lessons.max_length)
+                self._reference = self.lessons.ask_reference(rollout, places)
+
+    def teach(self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout) -> None:
         """Put into a generation batch what the teacher knows of it, and compare it unless that has to wait."""
         trainer = self.trainer
         with trainer.timed("teacher"):
-            lengths = batch["prompt_mask"].sum(dim=1).tolist()
-            sampled = zip(batch["prompt_ids"].tolist(), lengths, strict=True)
-            plain = [ids[len(ids) - length :] for ids, length in sampled]  # TRL pads prompts on the left
-            candidates = self.reader(inputs, batch, rollout, plain, self.lessons.max_length)
-            lesson = self.lessons(plain, rollout.completion_ids, candidates, batch)
+            lesson = self.lessons(self._answers or self._ask(inputs, rollout), batch)
+            self._answers = self._reference = None
             batch |= lesson.batch
             lesson.batch.clear()  # the batch alone holds what is large, and lets go of it
             self.heads = lesson.heads
@@ -73,6 +93,11 @@ class Teaching:
         if self._record is not None and self._record.is_complete:
             self._record.record(self.trainer)
             self._record = None
+
+    def _ask(self, inputs: list[dict[str, Any]], rollout: Rollout) -> Answers:
+        """Read the hints and have all candidates scored. A collective."""
+        candidates = self.reader(inputs, rollout, self.lessons.max_length)
+        return self.lessons.ask(rollout, candidates, self._reference)
 
     def _compare(self, batch: dict[str, Any], student: Student | None) -> None:
         self.comparison(batch, student, self.heads)
