@@ -162,8 +162,8 @@ def test_each_part_has_the_time_that_was_spent_in_it(tmp_path, seconds_of):
     # Of the two micro-batches of a step, one samples for both; the prompts are rendered plain and hinted. While the
     # reward function has its pause, a third of the feedback comes in.
     floor = {
-        "generate": 4, "next_state": 2 / 3, "judge": 4 / 3, "rewards": 1, "tokenize": 2 * 3, "teacher": 5, "student": 2 * 3,
-        "optimizer": 2, "rest": 0,
+        "generate": 4, "next_state": 2 / 3, "judge": 4 / 3, "rewards": 1, "tokenize": 2 * 3, "teacher": 5,
+        "student": 2 * 3, "optimizer": 2, "rest": 0,
     }  # fmt: skip
     for step in range(2):
         for part in PARTS:
