@@ -90,6 +90,7 @@ ZOO: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     # Sees images, and positions in three dimensions, whose offset it keeps from one call to the next.
     "qwen2_5_vl": _qwen2_5_vl,
+    "llava": lambda: llava()[0],
 }
 """Makers of models that can share prefixes, by the name of their family."""
 

@@ -179,7 +179,7 @@ class PrefixSharing:
         """
         cache, ids = kwargs.get(_cache_name(backbone)), kwargs.get("input_ids")
         flags = (type(None), bool, int, str, DynamicCache)
-        tensors = {name: value for name, value in kwargs.items() if not isinstance(value, flags)}
+        tensors = {name: value for name, value in kwargs.items() if not isinstance(value, flags) and not _empty(value)}
         if args or not isinstance(cache, DynamicCache) or cache.get_seq_length() or cache.offloading:
             return backbone(*args, **kwargs)
         plain = all(isinstance(value, torch.Tensor) and value.ndim == 2 for value in tensors.values())
@@ -340,6 +340,11 @@ def _assign_recurrent_state(layer: Any, recurrent_states: torch.Tensor, state_id
     layer.is_recurrent_states_initialized[state_idx] = True
     layer.recurrent_states[state_idx] = recurrent_states
     return recurrent_states
+
+
+def _empty(value: Any) -> bool:
+    """What models that see images are given in place of what they make of them, where there are none."""
+    return isinstance(value, dict) and not value
 
 
 def _cache_name(backbone: Callable) -> str:

@@ -286,7 +286,7 @@ class TestEverySetting:
 
 
 class TestSampling:
-    @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "mixtral", "lfm2", "falcon_h1", "qwen2_5_vl"])
+    @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "mixtral", "lfm2", "qwen2_5_vl", "llava"])
     def test_one_seed_samples_the_same_ids(self, tmp_path, family):
         found = {}
         for sharing in (False, True):
