@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--model", help="a folder or Hub name; by default SmolLM2-135M-Instruct, fetched once")
     parser.add_argument("--only", nargs="+", choices=AXES, default=list(AXES), help="what to vary")
     parser.add_argument("--folder", type=Path, default=Path("runs/growth"), help="where the picture goes")
-    parser.add_argument("--memory", type=float, default=16, help="GiB that a step may take (on a CPU)")
+    parser.add_argument("--memory", type=float, default=18, help="GiB that a process may allocate (on a CPU)")
     parser.add_argument("--minutes", type=float, default=10, help="minutes that a point may take")
     parser.add_argument("--quick", action="store_true", help="a few small points, to see that it works")
     args = parser.parse_args()
