@@ -1,8 +1,11 @@
 """Shuffled micro-batches whose rows are put back beside those of the same prompt."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
-from trl_openclaw._trl.batches import keep_prompts_together
+from trl_openclaw._trl.batches import exchange_window, keep_prompts_together
 
 
 def micro_batches(prompts: list[int], size: int) -> list[dict]:
@@ -21,11 +24,27 @@ def micro_batches(prompts: list[int], size: int) -> list[dict]:
 
 
 def test_prompts_keep_the_order_of_their_first_rows_and_rows_their_own():
-    batches = keep_prompts_together(micro_batches([4, 9, 9, 4, 3, 4], 2))
+    batches = keep_prompts_together(micro_batches([4, 9, 9, 4, 3, 4], 2), 3)
     assert [batch["row"].tolist() for batch in batches] == [[0, 3], [5, 1], [2, 4]]
     assert [batch["names"] for batch in batches] == [["row 0", "row 3"], ["row 5", "row 1"], ["row 2", "row 4"]]
     assert [batch["prompt_ids"][:, 1].tolist() for batch in batches] == [[4, 4], [4, 9], [9, 3]]
     assert all(batch["num_items_in_batch"] == 17 and batch["old_per_token_logps"] is None for batch in batches)
+
+
+def test_rows_stay_within_their_window():
+    batches = keep_prompts_together(micro_batches([9, 3, 3, 9, 9, 3, 3, 9], 2), 2)
+    assert [batch["row"].tolist() for batch in batches] == [[0, 3], [1, 2], [4, 7], [5, 6]]
+    unchanged = micro_batches([9, 3, 3, 9], 2)
+    assert keep_prompts_together(unchanged, 1) is unchanged
+
+
+@pytest.mark.parametrize(
+    ("per_generation", "accumulation", "window"), [(4, 4, 4), (4, 2, 2), (2, 4, 2), (3, 2, 1), (1, 8, 1), (6, 4, 2)]
+)
+def test_rows_are_exchanged_between_micro_batches_of_one_optimizer_step(per_generation, accumulation, window):
+    args = SimpleNamespace(steps_per_generation=per_generation, gradient_accumulation_steps=accumulation)
+    assert exchange_window(args, "dapo", 1.0) == window
+    assert exchange_window(args, "bnpo", 1.0) == exchange_window(args, "dapo", 0.2) == 1
 
 
 def test_prompts_that_differ_in_their_padding_alone_are_different_prompts():
@@ -33,11 +52,11 @@ def test_prompts_that_differ_in_their_padding_alone_are_different_prompts():
     for batch in batches:
         batch["prompt_ids"][:] = 257
         batch["prompt_mask"][1] = 1
-    assert [batch["row"].tolist() for batch in keep_prompts_together(batches)] == [[0, 2], [1, 3]]
+    assert [batch["row"].tolist() for batch in keep_prompts_together(batches, 2)] == [[0, 2], [1, 3]]
 
 
 def test_batches_with_images_stay_as_they_are():
     batches = micro_batches([9, 3, 9, 3], 2)
     for batch in batches:
         batch["pixel_values"] = torch.zeros(5, 3)
-    assert keep_prompts_together(batches) is batches
+    assert keep_prompts_together(batches, 2) is batches

@@ -167,7 +167,7 @@ class TestSharing:
 
     @pytest.mark.parametrize("share", [False, True])
     def test_a_budget_smaller_than_a_row(self, share):
-        with pytest.raises(ValueError, match="`teacher_token_budget=21` is smaller than one row: .* have 22 tokens"):
+        with pytest.raises(ValueError, match=r"`teacher_token_budget=21` is smaller than one row: .* have 22 tokens"):
             scorer(21, share=share).score(fused(tiny_llama()), ROWS)
 
 

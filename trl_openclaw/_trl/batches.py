@@ -1,14 +1,29 @@
 """The rows of a generation batch on their way into micro-batches."""
 
+import math
 from typing import Any
 
 import torch
+from trl import GRPOConfig
 from trl.trainer.utils import split_tensor_dict
 
 Batch = dict[str, Any]
 
 
-def keep_prompts_together(micro_batches: list[Batch]) -> list[Batch]:
+def exchange_window(args: GRPOConfig, loss_type: str, top_entropy_quantile: float) -> int:
+    """How many micro-batches in a row may exchange rows without changing what an optimizer step learns.
+
+    Args:
+        args: Says which micro-batches of a generation batch meet in one optimizer step.
+        loss_type: `"bnpo"` divides by the tokens of a micro-batch, so its rows belong together.
+        top_entropy_quantile: Below 1, tokens are chosen among those of a micro-batch.
+    """
+    if loss_type == "bnpo" or top_entropy_quantile < 1.0:
+        return 1
+    return math.gcd(args.steps_per_generation, args.gradient_accumulation_steps)
+
+
+def keep_prompts_together(micro_batches: list[Batch], window: int) -> list[Batch]:
     """Exchange rows between shuffled micro-batches so that the rows of a prompt are neighbours.
 
     The prompts stay in the order of their first rows. Batches with images, whose tensors do not have a row each, stay
@@ -16,9 +31,15 @@ def keep_prompts_together(micro_batches: list[Batch]) -> list[Batch]:
 
     Args:
         micro_batches: Of one generation batch and one size, as TRL shuffled and split it.
+        window: How many of them, in a row, exchange rows.
     """
-    if any("pixel" in name or name.startswith(("image", "num_")) for name in _per_row(micro_batches[0])):
+    if window == 1 or _holds_images(micro_batches[0]):
         return micro_batches
+    starts = range(0, len(micro_batches), window)
+    return [batch for start in starts for batch in _side_by_side(micro_batches[start : start + window])]
+
+
+def _side_by_side(micro_batches: list[Batch]) -> list[Batch]:
     whole = {name: _joined([batch[name] for batch in micro_batches]) for name in micro_batches[0]}
     prompts = torch.cat([whole["prompt_ids"], whole["prompt_mask"]], dim=1)
     group = torch.unique(prompts, dim=0, return_inverse=True)[1]
@@ -26,6 +47,10 @@ def keep_prompts_together(micro_batches: list[Batch]) -> list[Batch]:
     first = places.new_full((int(group.max()) + 1,), len(group)).scatter_reduce(0, group, places, "amin")
     order = first[group].argsort(stable=True)
     return split_tensor_dict({name: _in_order(value, order) for name, value in whole.items()}, len(micro_batches))
+
+
+def _holds_images(batch: Batch) -> bool:
+    return any("pixel" in name or name.startswith(("image", "num_")) for name in _per_row(batch))
 
 
 def _per_row(batch: Batch) -> list[str]:

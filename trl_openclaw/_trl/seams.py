@@ -22,7 +22,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from ..dropout import disable_functional_dropout
 from ..shared_prefix import PrefixSharing
-from .batches import keep_prompts_together
+from .batches import exchange_window, keep_prompts_together
 from .forward import ObservedForward, replaced, shared_prefill
 from .generation import Rollout, announced
 from .models import use_small_tiles
@@ -256,7 +256,8 @@ class SeamGRPOTrainer(GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if self.prefix_sharing is None or self._buffered_inputs is None or self._buffered_inputs is buffered:
             return inputs
-        self._buffered_inputs = keep_prompts_together(self._buffered_inputs)
+        window = exchange_window(self.args, self.loss_type, self.top_entropy_quantile)
+        self._buffered_inputs = keep_prompts_together(self._buffered_inputs, window)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
