@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +114,14 @@ def profiled_grpo(model: str, settings: dict, data: Dataset, shape: Shape) -> GR
     return ProfiledGRPOTrainer(model, varied_reward, GRPOConfig(**settings), data)
 
 
-def opd(model: str, settings: dict, data: Dataset, shape: Shape) -> GRPOTrainer:
+def opd(model: str, settings: dict, data: Dataset, shape: Shape, **ours: Any) -> GRPOTrainer:
     """Distillation with one hint for each completion."""
-    return OPDTrainer(model, None, OPDConfig(**settings), data, judge=OutcomeJudge(), next_state=reply)
+    return OPDTrainer(model, None, OPDConfig(**settings, **ours), data, judge=OutcomeJudge(), next_state=reply)
 
 
-def combine(model: str, settings: dict, data: Dataset, shape: Shape) -> GRPOTrainer:
+def combine(model: str, settings: dict, data: Dataset, shape: Shape, **ours: Any) -> GRPOTrainer:
     """Rewards and distillation on four tokens a position, with the best of M hints for each completion."""
-    method = {"opd_loss": "topk_surrogate", "topk": 4, "max_hints": shape.hints}
+    method = {"opd_loss": "topk_surrogate", "topk": 4, "max_hints": shape.hints, **ours}
     if shape.hints > 1:
         method["hint_selection"] = "sequence"
     config = CombineConfig(**settings, **method)
@@ -146,12 +147,16 @@ KINDS: dict[str, Callable[[str, dict, Dataset, Shape], Any]] = {
     "profiled_grpo": profiled_grpo,
     "opd": opd,
     "combine": combine,
+    "opd_in_full": partial(opd, prefix_sharing=False),
+    "combine_in_full": partial(combine, prefix_sharing=False),
     "sdpo": sdpo,
 }
 
 EVERY_ROW_IS_TAUGHT = {
     "opd": "hint/accepted",
     "combine": "hint/accepted",
+    "opd_in_full": "hint/accepted",
+    "combine_in_full": "hint/accepted",
     "sdpo": "self_distillation/reprompt_sample_fraction",
 }
 """What says so in the log."""
@@ -226,7 +231,7 @@ class StepTimer(TrainerCallback):
             taught = EVERY_ROW_IS_TAUGHT.get(kind)
             if taught is not None and log[taught] != 1:
                 sys.exit(f"{kind} taught only some of its completions: `{taught}` is {log[taught]:g}")
-            if kind == "combine" and log["hint/candidates"] != shape.hints:
+            if kind.startswith("combine") and log["hint/candidates"] != shape.hints:
                 sys.exit(f"{kind} compared {log['hint/candidates']:g} hints, not {shape.hints}")
 
 

@@ -1,4 +1,4 @@
-"""Where the time and the memory of one step go, for our trainer and for stock GRPO on the same work.
+"""Where time and memory of one step go: our trainer, the same without shared prefixes, and stock GRPO on equal work.
 
     python benchmarks/profile_step.py
 
@@ -9,7 +9,7 @@ memory is the peak during each part, of the whole process with Python's own shar
 (Linux only), allocated on a GPU. Each trainer has a process of its own. `--trainer opd` has one hint for each
 completion.
 
-The last line is JSON: for `ours` and `stock`, the `seconds` and `peak_gib` of each part.
+The last line is JSON: for `ours`, `in full` and `stock`, the `seconds` and `peak_gib` of each part.
 """
 
 import argparse
@@ -70,9 +70,9 @@ def main() -> None:
         return
     shape = Shape(args.prompt, args.completions, args.tokens, args.rows)
     point = {"model": args.model or fetch_model(), "shape": asdict(shape), "steps": args.steps}
-    kinds = {"ours": args.trainer, "stock": "profiled_grpo"}
+    kinds = {"ours": args.trainer, "in full": f"{args.trainer}_in_full", "stock": "profiled_grpo"}
     results = {name: in_fresh_process(os.fspath(__file__), {**point, "kind": kind}) for name, kind in kinds.items()}
-    print(f"{shape}; ours is `{args.trainer}`\n")
+    print(f"{shape}; ours is `{args.trainer}`, in full with `prefix_sharing=False`\n")
     print_table(results)
     print(json.dumps(results))
 

@@ -23,6 +23,18 @@ def micro_batches(prompts: list[int], size: int) -> list[dict]:
     return found
 
 
+def trainer(per_generation: int, accumulation: int, **settings) -> SimpleNamespace:
+    """A trainer as far as the question goes, with default settings but for these."""
+    own = {"loss_type": "dapo", "top_entropy_quantile": 1.0, "aux_loss_enabled": False}
+    args = {"entropy_coef": 0.0, "use_adaptive_entropy": False, "gradient_checkpointing": False}
+    args = SimpleNamespace(
+        steps_per_generation=per_generation,
+        gradient_accumulation_steps=accumulation,
+        **{name: settings.get(name, value) for name, value in args.items()},
+    )
+    return SimpleNamespace(args=args, **{name: settings.get(name, value) for name, value in own.items()})
+
+
 def test_prompts_keep_the_order_of_their_first_rows_and_rows_their_own():
     batches = keep_prompts_together(micro_batches([4, 9, 9, 4, 3, 4], 2), 3)
     assert [batch["row"].tolist() for batch in batches] == [[0, 3], [5, 1], [2, 4]]
@@ -42,9 +54,23 @@ def test_rows_stay_within_their_window():
     ("per_generation", "accumulation", "window"), [(4, 4, 4), (4, 2, 2), (2, 4, 2), (3, 2, 1), (1, 8, 1), (6, 4, 2)]
 )
 def test_rows_are_exchanged_between_micro_batches_of_one_optimizer_step(per_generation, accumulation, window):
-    args = SimpleNamespace(steps_per_generation=per_generation, gradient_accumulation_steps=accumulation)
-    assert exchange_window(args, "dapo", 1.0) == window
-    assert exchange_window(args, "bnpo", 1.0) == exchange_window(args, "dapo", 0.2) == 1
+    assert exchange_window(trainer(per_generation, accumulation)) == window
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"loss_type": "bnpo"},
+        {"top_entropy_quantile": 0.2},
+        {"aux_loss_enabled": True},
+        {"entropy_coef": 0.01},
+        {"use_adaptive_entropy": True},
+        {"gradient_checkpointing": True},
+    ],
+    ids=str,
+)
+def test_no_rows_are_exchanged_where_a_micro_batch_counts(setting):
+    assert exchange_window(trainer(4, 4, **setting)) == 1
 
 
 def test_prompts_that_differ_in_their_padding_alone_are_different_prompts():

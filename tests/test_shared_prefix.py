@@ -14,7 +14,7 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_openclaw._trl import completion_positions_only
 from trl_openclaw._trl.forward import shared_prefill
 from trl_openclaw.prefix_plan import make_batches
-from trl_openclaw.shared_prefix import PrefixSharing, SharedRows, _cache_name
+from trl_openclaw.shared_prefix import PrefixSharing, SharedRows, cache_name_of
 
 KEEP = 5
 LOGGER = "trl_openclaw.shared_prefix"
@@ -254,7 +254,7 @@ class TestPrefill:
         for shares in (sharing(), None):
             cache = DynamicCache(config=model.config)
             with torch.no_grad(), shared_prefill(model, shares):
-                kwargs = {_cache_name(model.model.forward): cache}
+                kwargs = {cache_name_of(model.model.forward): cache}
                 model.model(input_ids=begun, **kwargs)
                 found.append(model.model(input_ids=rest, **kwargs).last_hidden_state)
         torch.testing.assert_close(*found)

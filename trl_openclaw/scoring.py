@@ -1,7 +1,6 @@
 """Scores of given tokens under given prompts: the one place where a local teacher's forward pass happens."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 from ._trl import completion_positions_only, pad
 from .lm_head import LMHead, TokenStates
 from .prefix_plan import fill_batches, make_batches
-from .shared_prefix import PrefixSharing
+from .shared_prefix import PrefixSharing, evaluating
 
 TOKEN_BUDGET = 16_384
 """Tokens in one of a teacher's forward passes, unless its configuration says something else."""
@@ -107,7 +106,7 @@ class TokenScorer:
         answer = _Answer(len(rows), width, self.accelerator.device)
         batches = self._batches(model, rows, at_least=int(bool(topk or keep_states)))
         filler = [TeacherRow([self.pad_token_id], [self.pad_token_id])]
-        with _evaluating(model):
+        with evaluating(model):
             for chosen in batches:
                 lengths = [len(rows[i].completion_ids) for i in chosen]
                 scored = self._score_batch(model, [rows[i] for i in chosen] or filler, topk, keep_states)
@@ -127,10 +126,10 @@ class TokenScorer:
             batches = fill_batches(lengths, budget)
         local = torch.tensor([len(batches), longest], device=self.accelerator.device)
         most, longest = self.accelerator.gather(local).view(-1, 2).amax(0).tolist()
-        if longest > budget:
+        if self.token_budget is not None and longest > self.token_budget:
             raise ValueError(
-                f"`teacher_token_budget={budget}` is smaller than one row: a hinted prompt and its completion have "
-                f"{longest} tokens. Raise it, or leave it out."
+                f"`teacher_token_budget={self.token_budget}` is smaller than one row: a hinted prompt and its "
+                f"completion have {longest} tokens. Raise it, or leave it out."
             )
         return batches + [[] for _ in range(max(most, at_least) - len(batches))]
 
@@ -204,14 +203,3 @@ class _Answer:
         if self.head is not None:
             states = TokenStates(found["hidden"], found["token_ids"], logps, self.head)
         return TeacherScores(logps, logps.isfinite(), found.get("topk_ids"), states)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Score without dropout and without activation checkpointing, whatever the model was doing."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

@@ -5,7 +5,6 @@ Exact, with and without gradients: a token sees the very keys and values that it
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from accelerate import Accelerator
+from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from torch import nn
 from transformers import DynamicCache
@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from .dropout import largest_dropout
 from .prefix_plan import Plan, make_batches, make_plan
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 PASS_COST = {"cpu": 64}
 """What one more forward pass costs, in tokens that could have been run instead. Measured on a CPU alone."""
@@ -32,8 +32,9 @@ _OTHER_DEVICES = 512
 
 TEXT_INPUTS = {"input_ids", "attention_mask", "labels", "fused_lm_head", "position_ids"}
 
-# A number that a wrong cache moves by its own size, and rounding by far less.
+# Relative differences of hidden states. A wrong cache moves them by their own size, and rounding by far less.
 _TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-6}
+_TOLERANCE_OF_TF32 = 1e-2
 _TOLERANCE_OF_HALF = 0.1
 
 _NO_GRADIENTS = "gradients through the cache of such a model are shared in a single process only"
@@ -76,7 +77,7 @@ class PrefixSharing:
 
     def works_for(self, model: nn.Module) -> bool:
         """Whether a model, perhaps wrapped, can share prefixes without gradients, or has yet to be tried out."""
-        bare = _bare(self.accelerator.unwrap_model(model))
+        bare = bare_model(self.accelerator.unwrap_model(model))
         return self._refused.get(bare, {}).get(False) is None
 
     def find(self, model: nn.Module, kwargs: Mapping[str, Any], keep: int) -> SharedRows | None:
@@ -135,10 +136,7 @@ class PrefixSharing:
         Returns:
             The output, whose `last_hidden_state` is `(B, T + 1, H)`: the last prompt token and the completion.
         """
-        refused, gradients = self._refused.setdefault(model, {}), torch.is_grad_enabled()
-        if not refused:
-            refused.update(self._try_out(model, backbone))
-        if (problem := refused[gradients]) is not None:
+        if (problem := self._problems(model, backbone)[torch.is_grad_enabled()]) is not None:
             self.say(problem)
             return backbone(**kwargs)
         if not rows.groups:
@@ -147,7 +145,7 @@ class PrefixSharing:
         else:
             output, hidden, done = self._run_groups(rows, model, backbone, keep)
         for _ in range(rows.passes - done):  # as often as the process that shares most, in the backward pass, too
-            hidden = hidden + 0 * backbone(input_ids=rows.ids[:1, :1], use_cache=False).last_hidden_state.sum()
+            hidden = hidden + backbone(input_ids=rows.ids[:1, :1], use_cache=False).last_hidden_state[:0].sum()
         output.last_hidden_state = hidden
         return output
 
@@ -167,21 +165,25 @@ class PrefixSharing:
         return output, torch.cat(found)[places], done
 
     @torch.no_grad()
-    def prefill(self, backbone: Callable, *args: Any, **kwargs: Any) -> Any:
+    def prefill(self, model: nn.Module, backbone: Callable, cache_name: str, *args: Any, **kwargs: Any) -> Any:
         """The backbone's output where generation fills its cache; prompts that stand in several rows are run once.
 
         Any other call is passed on as it is.
 
         Args:
-            backbone: The forward function of the backbone.
+            model: The bare model.
+            backbone: The forward function of its backbone.
+            cache_name: See `cache_name_of`.
             args: Passed on.
             kwargs: The keyword arguments of the call.
         """
-        cache, ids = kwargs.get(_cache_name(backbone)), kwargs.get("input_ids")
-        flags = (type(None), bool, int, str, DynamicCache)
-        tensors = {name: value for name, value in kwargs.items() if not isinstance(value, flags) and not _empty(value)}
+        cache, ids = kwargs.get(cache_name), kwargs.get("input_ids")
         if args or not isinstance(cache, DynamicCache) or cache.get_seq_length() or cache.offloading:
             return backbone(*args, **kwargs)
+        if self._problems(model, backbone)[False] is not None:  # on all processes alike, whatever their rows
+            return backbone(**kwargs)
+        flags = (type(None), bool, int, str, DynamicCache)
+        tensors = {name: value for name, value in kwargs.items() if not isinstance(value, flags) and not _empty(value)}
         plain = all(isinstance(value, torch.Tensor) and value.ndim == 2 for value in tensors.values())
         if ids is None or ids.size(1) < 2 or set(tensors) - TEXT_INPUTS or not plain:
             return backbone(**kwargs)
@@ -197,20 +199,23 @@ class PrefixSharing:
         output.last_hidden_state = output.last_hidden_state[group]
         return output
 
+    def _problems(self, model: nn.Module, backbone: Callable) -> dict[bool, str | None]:
+        """Why the model cannot share prefixes, without and with gradients. A collective the first time."""
+        if model not in self._refused:
+            self._refused[model] = self._try_out(model, backbone)
+        return self._refused[model]
+
     def _try_out(self, model: nn.Module, backbone: Callable) -> dict[bool, str | None]:
         """Compare both ways on a few tokens. Why the model cannot share prefixes, without and with gradients."""
-        was_training = model.training
-        model.eval()
         problems: dict[bool, str | None] = {}
-        try:
+        with evaluating(model):
             problems[False] = _first_difference(model, backbone, gradients=False)
             problems[True] = problems[False]
             if problems[True] is None and not _has_plain_cache(model):
                 # A sharded model's hooks expect one backward pass for each step.
                 alone = self.accelerator.num_processes == 1
                 problems[True] = _first_difference(model, backbone, gradients=True) if alone else _NO_GRADIENTS
-        finally:
-            model.train(was_training)
+        torch.clear_autocast_cache()  # weights that were cast without gradients must not serve the call that follows
         if self.accelerator.num_processes > 1:
             failed = torch.tensor([[problems[False] is not None, problems[True] is not None]])
             anywhere = self.accelerator.gather(failed.to(self.accelerator.device)).any(0).tolist()
@@ -227,6 +232,7 @@ class PrefixSharing:
                 "Prompts are run once per row, not once for all rows that share them: %s. The numbers are the same; "
                 "it takes longer. `prefix_sharing=False` silences this.",
                 reason,
+                main_process_only=True,
             )
 
 
@@ -240,12 +246,17 @@ def why_not(model: nn.Module, kwargs: Mapping[str, Any]) -> str | None:
     config = model.config.get_text_config()
     if "output_router_logits" in kwargs or getattr(config, "output_router_logits", False):
         return "the router's load-balancing loss (`router_aux_loss_coef`) counts the tokens of every row"
+    if rope := _rope_of_the_length(config):
+        return f"`rope_type={rope!r}` turns positions by the length of a call"
     if others := set(kwargs) - TEXT_INPUTS:
         return f"rows hold more than text ({', '.join(f'`{name}`' for name in sorted(others))})"
     if not model.training:
         return None
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        return "activation checkpointing (`gradient_checkpointing=True`) runs without a cache"
+        return (
+            "activation checkpointing runs without a cache (`gradient_checkpointing=True` is TRL's default; sharing "
+            "saves memory, too, so there may be room for `False`)"
+        )
     if largest_dropout(model) > 0:
         return "dropout is on (`disable_dropout=False`), and would be drawn once for all rows that share a prompt"
     return None
@@ -272,9 +283,38 @@ def _first_difference(model: nn.Module, backbone: Callable, gradients: bool) -> 
     except Exception as error:
         return f"the model's cache cannot be expanded ({type(error).__name__}: {str(error)[:200]})"
     difference = ((parts - whole).norm() / whole.norm()).item()
-    if difference <= _TOLERANCE.get(whole.dtype, _TOLERANCE_OF_HALF):
+    if difference <= _tolerance(whole):
         return None
     return f"the model's cache gives other {'gradients' if gradients else 'numbers'} (by {difference:.2g})"
+
+
+def _tolerance(states: torch.Tensor) -> float:
+    """How far two ways to compute these hidden states may differ by rounding."""
+    device = states.device.type
+    if torch.is_autocast_enabled(device):  # which leaves the states themselves in the precision of the weights
+        return _TOLERANCE_OF_HALF
+    if states.dtype == torch.float32 and device != "cpu":
+        return _TOLERANCE_OF_TF32
+    return _TOLERANCE.get(states.dtype, _TOLERANCE_OF_HALF)
+
+
+def _rope_of_the_length(config: Any) -> str | None:
+    """The kind of rotary embedding under which a position looks different in a longer call, if a model has one."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    types = [entry.get("rope_type") for entry in (found, *found.values()) if isinstance(entry, dict)]
+    return next((kind for kind in types if kind and (kind == "longrope" or "dynamic" in kind)), None)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run a model without dropout and activation checkpointing; what was in training is so again afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager
@@ -299,8 +339,8 @@ def _has_plain_cache(model: nn.Module) -> bool:
     return all(type(layer) in plain for layer in DynamicCache(config=model.config.get_text_config()).layers)
 
 
-def _bare(model: nn.Module) -> nn.Module:
-    """The model inside a PEFT model."""
+def bare_model(model: nn.Module) -> nn.Module:
+    """The model inside an unwrapped model, which may be a PEFT model."""
     return model.get_base_model() if is_peft_model(model) else model
 
 
@@ -315,7 +355,7 @@ def _run_passes(backbone: Callable, ids: torch.Tensor, plan: Plan, model: nn.Mod
         alike: Whether every pass must reach all weights in the backward pass, of which a cache leaves some of the last
             layer out. DeepSpeed reduces gradients in the order in which they come, which processes must agree on.
     """
-    name, unread = _cache_name(backbone), []
+    name, unread = cache_name_of(backbone), []
     takes_positions = "position_ids" in inspect.signature(backbone).parameters
     cache = DynamicCache(config=model.config.get_text_config())
     for layer in cache.layers:
@@ -325,13 +365,14 @@ def _run_passes(backbone: Callable, ids: torch.Tensor, plan: Plan, model: nn.Mod
         if part.parents:
             cache.reorder_cache(torch.tensor(part.parents, device=ids.device))
         entries = ids[list(part.rows), part.start : part.stop]
-        kwargs = {name: cache}
+        kwargs: dict[str, Any] = {name: cache} if plan.shares else {}
         if takes_positions:  # models that see images would take up where the last sampling left off
             kwargs["position_ids"] = torch.arange(part.start, part.stop, device=ids.device).expand(len(entries), -1)
-        output = backbone(input_ids=entries, use_cache=True, **kwargs)
+        output = backbone(input_ids=entries, use_cache=plan.shares, **kwargs)
         unread.append(output.last_hidden_state[:0].sum())
     if alike:
         output.last_hidden_state = output.last_hidden_state + sum(unread)
+    setattr(output, name, None)  # or the cache, with its graph, would live as long as the output
     return output
 
 
@@ -347,8 +388,8 @@ def _empty(value: Any) -> bool:
     return isinstance(value, dict) and not value
 
 
-def _cache_name(backbone: Callable) -> str:
-    """What this release of transformers calls the cache."""
+def cache_name_of(backbone: Callable) -> str:
+    """What this release of transformers calls the cache, in arguments and outputs of a backbone."""
     return "cache" if "cache" in inspect.signature(backbone).parameters else "past_key_values"
 
 

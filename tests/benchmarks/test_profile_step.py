@@ -14,15 +14,18 @@ from trl_openclaw.trainer.step_profile import PARTS
 def test_runs_and_ends_in_json(tmp_path):
     small = "--prompt 100 --completions 2 --tokens 4 --steps 1"
     out, result = run_script("python benchmarks/profile_step.py", save_tiny_model(tmp_path), small)
-    assert "2 completions of 4 tokens of a prompt of 100 tokens; ours is `combine`\n" in out
+    assert (
+        "2 completions of 4 tokens of a prompt of 100 tokens; ours is `combine`, in full with `prefix_sharing=False`\n"
+        in out
+    )
     rows = dict(re.findall(r"^\| ([\w ]+) \| (.*) \|$", out, re.M))
     assert list(rows) == ["part", *(part.replace("_", " ") for part in PARTS), "total"]
-    assert list(result) == ["ours", "stock"]
+    assert list(result) == ["ours", "in full", "stock"]
     for who, parts in result.items():
         seconds = parts["seconds"]
         assert list(seconds) == [*PARTS, "total"]
         assert sum(seconds[part] for part in PARTS) == pytest.approx(seconds["total"])
-        assert (seconds["teacher"] > 0) == (seconds["judge"] > 0) == (who == "ours")
+        assert (seconds["teacher"] > 0) == (seconds["judge"] > 0) == (who != "stock")
         assert min(seconds[part] for part in ("generate", "tokenize", "student", "optimizer")) > 0
         assert parts["peak_gib"]["total"] == max(parts["peak_gib"].values())
         assert 0.1 < parts["peak_gib"]["student"] < 8

@@ -4,21 +4,28 @@ import math
 from typing import Any
 
 import torch
-from trl import GRPOConfig
+from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 Batch = dict[str, Any]
 
 
-def exchange_window(args: GRPOConfig, loss_type: str, top_entropy_quantile: float) -> int:
-    """How many micro-batches in a row may exchange rows without changing what an optimizer step learns.
+def exchange_window(trainer: GRPOTrainer) -> int:
+    """How many micro-batches in a row may exchange rows, and have a reason to, with the same gradient for each step.
 
-    Args:
-        args: Says which micro-batches of a generation batch meet in one optimizer step.
-        loss_type: `"bnpo"` divides by the tokens of a micro-batch, so its rows belong together.
-        top_entropy_quantile: Below 1, tokens are chosen among those of a micro-batch.
+    One, which is none, where something counts within a micro-batch: the tokens that `loss_type="bnpo"` divides by,
+    those that `top_entropy_quantile` chooses among, the entropy bonus, the router's load. And where activation
+    checkpointing leaves nothing to share.
     """
-    if loss_type == "bnpo" or top_entropy_quantile < 1.0:
+    args = trainer.args
+    within = (
+        trainer.loss_type == "bnpo"
+        or trainer.top_entropy_quantile < 1.0
+        or args.entropy_coef != 0.0
+        or args.use_adaptive_entropy
+        or trainer.aux_loss_enabled
+    )
+    if within or args.gradient_checkpointing:
         return 1
     return math.gcd(args.steps_per_generation, args.gradient_accumulation_steps)
 
@@ -40,13 +47,16 @@ def keep_prompts_together(micro_batches: list[Batch], window: int) -> list[Batch
 
 
 def _side_by_side(micro_batches: list[Batch]) -> list[Batch]:
-    whole = {name: _joined([batch[name] for batch in micro_batches]) for name in micro_batches[0]}
-    prompts = torch.cat([whole["prompt_ids"], whole["prompt_mask"]], dim=1)
-    group = torch.unique(prompts, dim=0, return_inverse=True)[1]
+    ids, mask = (_joined([batch[name] for batch in micro_batches]) for name in ("prompt_ids", "prompt_mask"))
+    group = torch.unique(torch.cat([ids, mask], dim=1), dim=0, return_inverse=True)[1]
     places = torch.arange(len(group), device=group.device)
     first = places.new_full((int(group.max()) + 1,), len(group)).scatter_reduce(0, group, places, "amin")
     order = first[group].argsort(stable=True)
-    return split_tensor_dict({name: _in_order(value, order) for name, value in whole.items()}, len(micro_batches))
+    if torch.equal(order, places):
+        return micro_batches
+    # One name after the other, since hidden states of all candidates may be among them.
+    ordered = {name: _in_order(_joined([batch[name] for batch in micro_batches]), order) for name in micro_batches[0]}
+    return split_tensor_dict(ordered, len(micro_batches))
 
 
 def _holds_images(batch: Batch) -> bool:

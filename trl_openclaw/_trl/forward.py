@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import is_peft_model
 from torch import nn
 
-from ..shared_prefix import TEXT_INPUTS, PrefixSharing
+from ..shared_prefix import TEXT_INPUTS, PrefixSharing, bare_model, cache_name_of
 
 
 class ObservedForward:
@@ -44,7 +44,9 @@ class ObservedForward:
         show: Callable[[torch.Tensor], None] | None = None,
         sharing: PrefixSharing | None = None,
     ):
-        self.model, self.accelerator, self.keep, self.show, self.sharing = model, accelerator, keep, show, sharing
+        self.model, self.accelerator, self.keep, self.show = model, accelerator, keep, show
+        # `DataParallel` hands each of its copies a part of the rows.
+        self.sharing = None if isinstance(model, nn.DataParallel) else sharing
 
     def __call__(self, **kwargs: Any) -> Any:
         unwrapped = self.accelerator.unwrap_model(self.model)
@@ -61,6 +63,11 @@ class ObservedForward:
         """Put the losses where TRL has one number that nobody reads, so that wrappers see them in the output."""
         assert self.token_losses is not None
         outputs.loss = self.token_losses(outputs.log_probs[:, -self.keep :], hidden, model)
+
+
+def has_virtual_tokens(model: nn.Module) -> bool:
+    """Whether an unwrapped model carries a prompt-learning adapter."""
+    return is_peft_model(model) and model.active_peft_config.is_prompt_learning
 
 
 @contextmanager
@@ -86,14 +93,13 @@ def completion_positions_only(
             set fields of the output. Not for virtual tokens.
         sharing: Runs the backbone once for what rows have in common. Makes this a collective.
     """
-    if is_peft_model(model):
-        if model.active_peft_config.is_prompt_learning:  # virtual tokens shift positions inside PEFT's own forward
-            assert read is None, "no objective reads hidden states under virtual tokens"
-            if sharing is not None and len(kwargs["input_ids"]) > 1:
-                sharing.say("virtual tokens (a prompt-learning adapter) stand in front of each row's own")
-            yield
-            return
-        model = model.get_base_model()
+    if has_virtual_tokens(model):  # they shift positions inside PEFT's own forward
+        assert read is None, "no objective reads hidden states under virtual tokens"
+        if sharing is not None and len(kwargs["input_ids"]) > 1:
+            sharing.say("virtual tokens (a prompt-learning adapter) stand in front of each row's own")
+        yield
+        return
+    model = bare_model(model)
     backbone = model.base_model
     if set(kwargs) <= TEXT_INPUTS and "position_ids" in inspect.signature(backbone.forward).parameters:
         kwargs["position_ids"] = (kwargs["attention_mask"].cumsum(1) - 1).clamp(min=0)
@@ -138,8 +144,10 @@ def shared_prefill(model: nn.Module, sharing: PrefixSharing | None) -> Iterator[
     if sharing is None:
         yield
         return
-    backbone = (model.get_base_model() if is_peft_model(model) else model).base_model
-    with replaced(backbone, "forward", functools.wraps(backbone.forward)(partial(sharing.prefill, backbone.forward))):
+    bare = bare_model(model)
+    forward = bare.base_model.forward
+    prefill = partial(sharing.prefill, bare, forward, cache_name_of(forward))
+    with replaced(bare.base_model, "forward", functools.wraps(forward)(prefill)):
         yield
 
 
@@ -155,12 +163,13 @@ def _hooked(module: nn.Module, hook: Callable) -> Iterator[None]:
 @contextmanager
 def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
     """Give an object another attribute for a while; what it had of its own, or had not, comes back."""
+    had = name in vars(thing)
     before = vars(thing).get(name)
     setattr(thing, name, value)
     try:
         yield
     finally:
-        if before is None:
-            delattr(thing, name)
-        else:
+        if had:
             setattr(thing, name, before)
+        else:
+            delattr(thing, name)

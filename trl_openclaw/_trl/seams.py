@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import gather_object
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOTrainer
@@ -23,7 +23,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from ..dropout import disable_functional_dropout
 from ..shared_prefix import PrefixSharing
 from .batches import exchange_window, keep_prompts_together
-from .forward import ObservedForward, replaced, shared_prefill
+from .forward import ObservedForward, has_virtual_tokens, replaced, shared_prefill
 from .generation import Rollout, announced
 from .models import use_small_tiles
 
@@ -174,7 +174,7 @@ class SeamGRPOTrainer(GRPOTrainer):
     @property
     def uses_virtual_tokens(self) -> bool:
         """Whether the policy is a prompt-learning adapter, whose positions shift under padding."""
-        return is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning
+        return has_virtual_tokens(self.model)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -256,8 +256,7 @@ class SeamGRPOTrainer(GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if self.prefix_sharing is None or self._buffered_inputs is None or self._buffered_inputs is buffered:
             return inputs
-        window = exchange_window(self.args, self.loss_type, self.top_entropy_quantile)
-        self._buffered_inputs = keep_prompts_together(self._buffered_inputs, window)
+        self._buffered_inputs = keep_prompts_together(self._buffered_inputs, exchange_window(self))
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
@@ -267,9 +266,10 @@ class SeamGRPOTrainer(GRPOTrainer):
             if self._awaits_old_policy:
                 model.token_losses = self.read_old_policy
             self._awaits_old_policy = False
-        return super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-        )
+        with self.timed("student"):
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
 
     def _generate(self, prompts):
         self.empty_rows = None
@@ -283,8 +283,10 @@ class SeamGRPOTrainer(GRPOTrainer):
             return super()._tokenize_prompts(prompts)
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, *args, **kwargs):
-        prefill = shared_prefill(self.accelerator.unwrap_model(self.model), self.prefix_sharing)
-        with prefill, announced(self, images, multimodal_fields):
+        stock = not (self.use_vllm or self.use_transformers_continuous_batching or self.args.cache_implementation)
+        sharing = self.prefix_sharing if stock else None
+        model = self.accelerator.unwrap_model(self.model)
+        with shared_prefill(model, sharing), announced(self, images, multimodal_fields):
             completion_ids, logprobs = super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, *args, **kwargs
             )

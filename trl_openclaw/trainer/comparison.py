@@ -61,6 +61,10 @@ class OldPolicy:
         best = self._head.topk(hidden.flatten(0, 1), self.topk)
         self._parts.append((hidden, best.view(*hidden.shape[:2], -1)))
 
+    def forget(self) -> None:
+        """Drop what nobody took."""
+        self._parts = []
+
     def take(self, batch: dict[str, Any]) -> Student | None:
         """The student of a batch `(B, T)`, once; `None` where its own forward in the loss is the first."""
         parts, self._parts = self._parts, []

@@ -15,12 +15,14 @@ Functions in threads take their share of the CPU while the policy samples. What 
 asked before sampling is over.
 """
 
+import asyncio
 import copy
 from functools import partial
 from typing import Any
 
 from .._trl import Rollout, SeamGRPOTrainer, as_rewards_see, reward_columns
 from ..calls import runs_in_process
+from ..feedback import FeedbackBatch
 from ..rewards import HindsightReward
 
 
@@ -35,6 +37,7 @@ class EarlyFeedback:
     def __init__(self, trainer: SeamGRPOTrainer, reward: HindsightReward):
         self.trainer, self.reward = trainer, reward
         self._rows: list[dict[str, Any]] = []
+        self._batch: FeedbackBatch | None = None
         self._places: set[int] = set()
 
     @property
@@ -70,12 +73,17 @@ class EarlyFeedback:
             self._start(place, prompt, completion, row, rollout.completion_ids[place], early=False)
 
     def _start(self, place: int, prompt: Any, completion: Any, row: dict, ids: list[int], *, early: bool) -> None:
+        assert self._batch is not None, "a batch is opened before it is sampled"
         self._places.add(place)
         start = partial(self._batch.start, place, self.reward.turn(prompt, completion, ids), row, early=early)
         self.trainer.async_loop.call_soon_threadsafe(start)
 
     def close(self) -> None:
         """Nobody will ask for the batch's feedback any more: stop what still runs for it."""
-        batch = self.reward.take_batch()
-        if batch is not None:
-            self.trainer.run_async(batch.close())
+        was_asked = self.reward.take_batch() is None
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        closing = asyncio.run_coroutine_threadsafe(batch.close(), self.trainer.async_loop)
+        if not was_asked:  # else the reward call closes it as well, unless that was given up for another one's error
+            closing.result()

@@ -188,6 +188,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         self._silence = SilenceAlarm()
         self._rewarded: tuple[Rollout, torch.Tensor] | None = None
         self._self_tested = not (args.self_test and self.opd_weight)
+        self.profile_callbacks()
 
     # Set-up
 
@@ -268,6 +269,8 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
 
     def before_sampling(self, inputs: list[dict[str, Any]]) -> None:
         check_batch(inputs, self)
+        if self._teaching is not None:
+            self._teaching.forget()
         self._early.open(inputs)
 
     def on_completion(self, row: int, completion_ids: list[int]) -> None:

@@ -8,7 +8,7 @@
 | `step_seconds/rewards` | other reward functions, and the rewards of other processes |
 | `step_seconds/tokenize` | rendering and tokenizing prompts, with and without hints |
 | `step_seconds/teacher` | the teacher's pass, and what is compared right after it |
-| `step_seconds/student` | forward, loss and backward |
+| `step_seconds/student` | forward, loss and backward, and TRL's own passes over a sampled batch |
 | `step_seconds/optimizer` | clipping, the update and what follows it |
 | `step_seconds/rest` | everything else, such as the self-test before the first step |
 | `step_seconds/total` | all of these: the step from its first micro-batch to its end |
@@ -134,6 +134,11 @@ class ProfiledSteps(SeamGRPOTrainer if TYPE_CHECKING else object):  # type: igno
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.profile = StepProfile(self)
+        self.add_callback(self.profile)
+
+    def profile_callbacks(self) -> None:
+        """Let what callbacks that were added since do at the end of a step, such as moving an average, belong to it."""
+        self.pop_callback(self.profile)
         self.add_callback(self.profile)
 
     @contextmanager

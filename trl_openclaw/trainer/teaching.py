@@ -49,6 +49,11 @@ class Teaching:
         args = self.trainer.args
         return LMHead.of(model, hidden, self.trainer.temperature, in_float32=args.cast_lm_head_to_fp32)
 
+    def forget(self) -> None:
+        """Let go of a batch that was given up on its way from sampling to here."""
+        self.old_policy.forget()
+        self._answers = self._reference = None
+
     def score_ahead(self, inputs: list[dict[str, Any]], rollout: Rollout) -> None:
         """Score what needs no feedback. A collective.
 
