@@ -41,7 +41,7 @@ from trl_openclaw.trainer.step_profile import GIB, peak_memory
 
 BASE = Shape(prompt=1024, completions=4, tokens=64, hints=3)
 QUICK = Shape(prompt=40, completions=2, tokens=4, hints=2)
-AXES = {"prompt": (256, 512, 1024, 2048, 4096), "completions": (1, 2, 4, 8, 16), "hints": (1, 2, 3, 4, 5)}
+AXES = {"prompt": (256, 1024, 4096), "completions": (1, 4, 16), "hints": (1, 3, 5)}
 QUICK_AXES = {"prompt": (20, 40), "completions": (1, 2), "hints": (1, 2)}
 LABELS = {"prompt": "tokens of the prompt", "completions": "completions G", "hints": "hints M"}
 KINDS = {"ours": "combine", "stock": "grpo"}

@@ -26,9 +26,11 @@ from .prefix_plan import Plan, make_batches, make_plan
 logger = get_logger(__name__)
 
 PASS_COST = {"cpu": 64}
-"""What one more forward pass costs, in tokens that could have been run instead. Measured on a CPU alone."""
+"""What one more forward pass costs, in tokens that could have been run instead. With a model of 135M parameters on two
+CPU cores, a pass over 8 tokens took as long as 46 tokens of a long one."""
 
 _OTHER_DEVICES = 512
+"""The same for accelerators, which wait for kernels to start: a guess, not a measurement."""
 
 TEXT_INPUTS = {"input_ids", "attention_mask", "labels", "fused_lm_head", "position_ids"}
 
@@ -78,7 +80,9 @@ class PrefixSharing:
     def works_for(self, model: nn.Module) -> bool:
         """Whether a model, perhaps wrapped, can share prefixes without gradients, or has yet to be tried out."""
         bare = bare_model(self.accelerator.unwrap_model(model))
-        return self._refused.get(bare, {}).get(False) is None
+        return _rope_of_the_length(bare.config.get_text_config()) is None and (
+            self._refused.get(bare, {}).get(False) is None
+        )
 
     def find(self, model: nn.Module, kwargs: Mapping[str, Any], keep: int) -> SharedRows | None:
         """What can be shared in a call, or `None`. A collective.
