@@ -34,7 +34,7 @@ _SIZES = {
 def _maker(name: str, causal_lm: str | None = None, /, **settings: Any) -> Callable[[], PreTrainedModel]:
     def make() -> PreTrainedModel:
         torch.manual_seed(0)
-        config = getattr(transformers, f"{name}Config")(**_COMMON, **settings)
+        config = getattr(transformers, f"{name}Config")(**{**_COMMON, **settings})
         return getattr(transformers, causal_lm or f"{name}ForCausalLM")(config).eval()
 
     return make
@@ -125,6 +125,29 @@ def llava() -> tuple[PreTrainedModel, ProcessorMixin]:
         ),
     )
     return transformers.LlavaForConditionalGeneration(config).eval(), processor
+
+
+_LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+_ORIGINAL = 16
+
+LENGTHENED: dict[str, Callable[[], PreTrainedModel]] = {
+    "longrope": _maker(
+        "Phi3", **_SIZES,
+        rope_parameters={**_LONG, "rope_theta": 1e4, "original_max_position_embeddings": _ORIGINAL},
+        original_max_position_embeddings=_ORIGINAL,
+    ),
+    "dynamic": functools.partial(tiny_llama, max_position_embeddings=_ORIGINAL, rope_parameters=_DYNAMIC),
+    "dynamic in some layers": _maker(
+        "Gemma3Text", "Gemma3ForCausalLM", **_mixed("sliding_attention"), head_dim=8, sliding_window=64,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": _DYNAMIC,
+        },
+        max_position_embeddings=_ORIGINAL,
+    ),
+}  # fmt: skip
+"""Makers of models whose positions look different in calls of more than 16 tokens."""
 
 
 def mamba() -> PreTrainedModel:

@@ -318,3 +318,19 @@ def test_collect_feedback_still_checks_its_limits():
     for limits in ({"max_concurrency": 0}, {"timeout": 0}):
         with pytest.raises(ValueError, match=next(iter(limits))):
             asyncio.run(collect_feedback([], [], next_state=echo, judge=good_judge, **limits))
+
+
+def test_closing_cancels_a_call_that_still_waits():
+    judge = Asked(hang=["0"])
+
+    async def main():
+        batch = FeedbackBatch(echo, judge, 32)
+        call = asyncio.ensure_future(batch.collect(turns(1), [{}], timeout=60))
+        while not judge.asked:
+            await asyncio.sleep(0)
+        await batch.close()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(main())
+    assert judge.cancelled == ["0"]

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-from test_readme import commands
+from test_readme import commands, unknown_commands
 
 from trl_openclaw.trainer import step_profile
 
@@ -16,12 +15,13 @@ def test_each_script_has_its_command():
     assert [command.split()[1] for command in commands(TEXT)] == [f"benchmarks/{name}.py" for name in SCRIPTS]
 
 
-@pytest.mark.parametrize("command", commands(TEXT))
-def test_a_test_runs_the_command(command):
-    name = Path(command.split()[1]).stem
-    assert f'run_script("{command}"' in (ROOT / f"tests/benchmarks/test_{name}.py").read_text(encoding="utf-8").replace(
-        "(\n        ", "("
-    )
+def test_a_test_runs_each_command():
+    """As those of the README: `COMMANDS` names the test, which `test_readme` looks up."""
+    assert unknown_commands(TEXT) == []
+
+
+def test_no_figure_is_left_to_be_filled_in():
+    assert "TODO" not in TEXT
 
 
 def test_the_metrics_are_those_of_the_docstring():

@@ -35,9 +35,13 @@ COMMANDS = {
         "tests/recipes/test_recipes.py::test_combine_through_our_command"
     ),
     "python benchmarks/step_overhead.py": "tests/benchmarks/test_step_overhead.py::test_runs_and_ends_in_json",
+    "python benchmarks/profile_step.py": "tests/benchmarks/test_profile_step.py::test_runs_and_ends_in_json",
+    "python benchmarks/multi_hint.py": "tests/benchmarks/test_multi_hint.py::test_runs_and_ends_in_json",
+    "python benchmarks/growth.py --folder docs/images": "tests/benchmarks/test_growth.py::test_runs_and_ends_in_json",
     "python benchmarks/judge_concurrency.py": "tests/benchmarks/test_judge_concurrency.py::test_runs_and_ends_in_json",
 }
-"""A command of the README, and what runs it exactly so (a test may add what makes it small): a test, or CI."""
+"""A command of the README or of docs/performance.md, and what runs it exactly so: a test, which may add what makes it
+small, or CI."""
 
 ENVIRONMENT = {"OMP_NUM_THREADS", "OPENAI_API_KEY"}
 """Environment variables that our docs explain. Any other NAME_IN_CAPITALS in running text is a placeholder."""

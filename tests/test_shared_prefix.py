@@ -1,20 +1,25 @@
 """A model that runs shared prefixes once, against the same model that runs every row."""
 
+import contextlib
+import gc
 import logging
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
-from model_zoo import ZOO
+from model_zoo import LENGTHENED, ZOO, llama_that_refuses_a_cache, llama_with_a_wrong_cache, tokens_counted
 from tiny import tiny_llama
 from torch import nn
 from transformers import DynamicCache
 from trl.trainer.utils import add_fused_lm_head
 
+from trl_openclaw import shared_prefix
 from trl_openclaw._trl import completion_positions_only
-from trl_openclaw._trl.forward import shared_prefill
+from trl_openclaw._trl.forward import ObservedForward, replaced, shared_prefill
 from trl_openclaw.prefix_plan import make_batches
-from trl_openclaw.shared_prefix import PrefixSharing, SharedRows, cache_name_of
+from trl_openclaw.shared_prefix import PrefixSharing, SharedRows, cache_name_of, evaluating
 
 KEEP = 5
 LOGGER = "trl_openclaw.shared_prefix"
@@ -165,6 +170,29 @@ class TestRefused:
             scored(model, shares)
         assert len(looked) == 1
 
+    @pytest.mark.parametrize("kind", LENGTHENED)
+    def test_a_rotary_embedding_of_the_length(self, caplog, monkeypatch, kind):
+        model = fused(LENGTHENED[kind]())
+        self.stock(model, caplog, f"`rope_type='{kind.split()[0]}'` turns positions by the length of a call")
+        assert not sharing().works_for(model)  # so that a teacher's rows are batched as without sharing
+        monkeypatch.setattr(shared_prefix, "_rope_of_the_length", lambda config: None)
+        model, shares, whole = fused(LENGTHENED[kind]()), sharing(), scored(model, None)[0]
+        logps = scored(model, shares)[0]
+        assert shares.works_for(model)  # trying it out, on less tokens, showed nothing
+        assert (logps - whole).abs().max() > 1e-3  # rounding makes 1e-5
+
+    def test_copies_that_have_a_part_of_the_rows_each(self):
+        model = fused(tiny_llama())
+        shares = sharing()
+        tokens = []
+        for wrapped in (model, nn.DataParallel(model)):  # which calls the model itself, where there is no GPU
+            observed = ObservedForward(wrapped, shares.accelerator, KEEP, sharing=shares)
+            observed(**batch(), fused_lm_head=True)
+            with tokens_counted(model) as counts:
+                observed(**batch(), fused_lm_head=True)
+            tokens.append(counts[True])
+        assert tokens[0] < tokens[1] == 5 * (12 + KEEP)
+
     def test_activation_checkpointing(self, caplog):
         model = fused(tiny_llama())
         model.gradient_checkpointing_enable()
@@ -215,6 +243,58 @@ class TestRefused:
         assert model.training
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_the_cache_is_gone_before_the_head_runs(monkeypatch, gradients):
+    made, held = [], []
+
+    class Watched(DynamicCache):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(weakref.ref(self))
+
+    def look(*args):
+        gc.collect()
+        held.extend(cache() is not None for cache in made)
+
+    model, shares = fused(tiny_llama()), sharing()
+    with torch.set_grad_enabled(gradients):
+        scored(model, shares)  # tries the model out
+        monkeypatch.setattr(shared_prefix, "DynamicCache", Watched)
+        model.model.register_forward_hook(look)
+        scored(model, shares)
+    assert held == [False] * 2  # one for each length of prompt
+
+
+def test_weights_that_were_cast_to_try_the_model_out_are_cast_again_for_the_call(monkeypatch):
+    """Some releases of PyTorch would give them to the call from autocast's cache, without a graph."""
+    happened, forget = [], torch.clear_autocast_cache
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: happened.append("forgotten") or forget())
+    model = fused(tiny_llama())
+    model.model.layers[0].register_forward_pre_hook(lambda *args: happened.append(torch.is_grad_enabled()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scored(model, sharing())
+    assert happened[: happened.index(True)] == [False] * 3 + ["forgotten"]
+
+
+def test_a_model_is_in_training_afterwards_as_far_as_it_was_before():
+    model = tiny_llama().train()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == before
+    scored(fused(model), sharing())
+    assert [module.training for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("own", [{}, {"name": None}, {"name": 1}])
+def test_an_attribute_is_replaced_for_a_while(own):
+    thing = SimpleNamespace(**own)
+    with replaced(thing, "name", 2):
+        assert thing.name == 2
+    assert vars(thing) == own
+
+
 class TestPrefill:
     def generated(self, model, shares, **kwargs) -> tuple[torch.Tensor, list[tuple[int, ...]]]:
         seen = []
@@ -233,12 +313,41 @@ class TestPrefill:
     @pytest.mark.parametrize("kwargs", [{"do_sample": True}, {"do_sample": False}, {"num_beams": 2}], ids=str)
     def test_the_same_tokens_and_each_prompt_once(self, family, kwargs):
         model = ZOO[family]()
-        ids, seen = self.generated(model, sharing(), **kwargs)
+        self.generated(model, shares := sharing(), **kwargs)  # tries the model out
+        ids, seen = self.generated(model, shares, **kwargs)
         expected, every = self.generated(model, None, **kwargs)
         assert torch.equal(ids, expected)
         assert seen[0] == (2, 12)
         assert every[0][0] % 5 == 0
         assert seen[1:] == every[1:]
+
+    def test_a_cache_that_gives_other_numbers_is_not_used(self, monkeypatch, caplog):
+        reorder = DynamicCache.reorder_cache
+
+        def spoil(cache, index):
+            reorder(cache, index)
+            for layer in cache.layers:
+                layer.values = layer.values.roll(1, dims=-2)
+
+        monkeypatch.setattr(DynamicCache, "reorder_cache", spoil)
+        model = tiny_llama()
+        expected = self.generated(model, None, do_sample=False)
+        ids, seen = self.generated(model, shares := sharing(), do_sample=False)
+        assert torch.equal(ids, expected[0])
+        assert [size for size in seen if size not in expected[1]] == [(3, 16), (1, 12), (3, 4)]  # tried out
+        assert not shares.works_for(model)
+        monkeypatch.setattr(PrefixSharing, "_problems", lambda *args: {False: None})
+        assert not torch.equal(self.generated(model, sharing(), do_sample=False)[0], expected[0])
+
+    @pytest.mark.parametrize("make", [llama_that_refuses_a_cache, llama_with_a_wrong_cache])
+    def test_a_model_is_tried_out_where_no_rows_are_equal(self, make):
+        """What processes find out together, they find out whatever their rows."""
+        model, shares = make(), sharing()
+        forward = model.model.forward
+        with torch.no_grad(), shared_prefill(model, shares), contextlib.suppress(NotImplementedError):
+            kwargs = {cache_name_of(forward): DynamicCache(config=model.config)}
+            model.model(input_ids=torch.tensor([[1, 2], [3, 4]]), **kwargs)
+        assert not shares.works_for(model)
 
     def test_without_a_cache_every_row_is_run(self):
         model = tiny_llama()

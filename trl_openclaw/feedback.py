@@ -75,7 +75,8 @@ async def collect_feedback(
 class FeedbackBatch:
     """The feedback of one batch of turns, where a turn may be started before the others are there.
 
-    It belongs to one event loop and takes one `collect`, after which, or instead of which, it must be closed.
+    It belongs to one event loop and takes one `collect`, after which, or instead of which, it must be closed. A
+    `collect` that still waits when it is closed is cancelled, since nobody wants its answer.
 
     Args:
         next_state: The provider, as in [`collect_feedback`].
@@ -93,6 +94,7 @@ class FeedbackBatch:
         self._started: dict[int, _TurnRun] = {}
         self._early: set[int] = set()
         self._tasks: list[asyncio.Task[Feedback]] = []
+        self._closed = False
 
     def start(self, place: int, turn: Turn, row: Mapping[str, Any], *, early: bool = True) -> None:
         """Start the turn that will stand at `place` in `collect`. Call it on the event loop.
@@ -128,10 +130,13 @@ class FeedbackBatch:
         if not runs:
             return []
         done, _ = await asyncio.wait([run.task for run in runs], timeout=timeout)
+        if self._closed:
+            raise asyncio.CancelledError
         return [run.result() if run.task in done else run.cut(timeout) for run in runs]
 
     async def close(self) -> None:
         """Cancel what still runs. A task that will not stop is left behind rather than waited for."""
+        self._closed = True
         pending = [task for task in self._tasks if not task.done()]
         for task in pending:
             _give_up(task)

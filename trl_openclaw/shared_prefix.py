@@ -374,10 +374,8 @@ def _run_passes(backbone: Callable, ids: torch.Tensor, plan: Plan, model: nn.Mod
             kwargs["position_ids"] = torch.arange(part.start, part.stop, device=ids.device).expand(len(entries), -1)
         output = backbone(input_ids=entries, use_cache=plan.shares, **kwargs)
         unread.append(output.last_hidden_state[:0].sum())
-    if alike:
-        output.last_hidden_state = output.last_hidden_state + sum(unread)
-    setattr(output, name, None)  # or the cache, with its graph, would live as long as the output
-    return output
+    states = output.last_hidden_state + sum(unread) if alike else output.last_hidden_state
+    return type(output)(last_hidden_state=states)  # without the cache, which is not needed while the head runs
 
 
 def _assign_recurrent_state(layer: Any, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any) -> torch.Tensor:
@@ -393,7 +391,7 @@ def _empty(value: Any) -> bool:
 
 
 def cache_name_of(backbone: Callable) -> str:
-    """What this release of transformers calls the cache, in arguments and outputs of a backbone."""
+    """What this release of transformers calls the cache among the arguments of a backbone."""
     return "cache" if "cache" in inspect.signature(backbone).parameters else "past_key_values"
 
 

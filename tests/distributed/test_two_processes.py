@@ -110,3 +110,20 @@ def test_a_budget_too_small_on_one_rank_stops_both(tmp_path):
     first, second = launch("budget too small on one rank", tmp_path)
     assert "`teacher_token_budget=80` is smaller than one row: a hinted prompt and its completion" in first["error"]
     assert first["error"] == second["error"]
+
+
+def test_a_row_longer_than_the_default_budget_stops_nobody(tmp_path):
+    first, second = launch("one rank's rows are longer than the default budget", tmp_path)
+    assert (first["error"], second["error"]) == (None, None)
+    assert first["teacher_forwards"] == second["teacher_forwards"] > 2  # more than one a step: the budget was felt
+    assert first["weights"] == pytest.approx(second["weights"], rel=1e-12)
+
+
+def test_one_rank_shares_prompts_when_sampling_and_the_other_has_none(tmp_path):
+    """The model is tried out at the first prompts, where ranks compare notes, whatever their rows."""
+    whole = launch("one rank samples equal prompts, in whole rows", tmp_path / "whole")
+    shared = launch("one rank samples equal prompts", tmp_path / "shared")
+    assert shared[0]["sampled_tokens"] < whole[0]["sampled_tokens"]
+    for found, expected in zip(shared, whole, strict=True):
+        assert found["error"] is None
+        assert found["losses"] == pytest.approx(expected["losses"], abs=1e-5)

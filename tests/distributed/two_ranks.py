@@ -24,7 +24,7 @@ from trainer_harness import (
 )
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from trl_openclaw import CombineTrainer, LLMJudge, OPDTrainer, Verdict, Vote
+from trl_openclaw import CombineTrainer, LLMJudge, OPDTrainer, Verdict, Vote, scoring
 from trl_openclaw.errors import OpenClawError
 from trl_openclaw.teachers import LocalTeacher
 from trl_openclaw.trainer.alarms import BandAlarm
@@ -127,6 +127,9 @@ SHARING = {
 }
 
 
+LONG_HINT = {**SHARING, "judge": judge_that(hint="Be brief. " * 9) if RANK == 0 else judge_that()}
+
+
 APART = {"rollout_func": rollout_by_prompt, "config": {"teacher": "live", "reward_scale": 1.5, "learning_rate": 0.01}}
 """A reference that is another model than the teacher."""
 
@@ -167,11 +170,9 @@ SCENARIOS = {
         "judge": judge_with_hints("Be brief.", "Say it kindly.", "Use numbers."),
         "config": {**SHARING["config"], "opd_loss": "full_divergence"},
     },
-    "budget too small on one rank": {
-        **SHARING,
-        "judge": judge_that(hint="Be brief. " * 9) if RANK == 0 else judge_that(),
-        "config": {**SHARING["config"], "teacher_token_budget": 80},
-    },
+    "one rank samples equal prompts": {**SHARING, "rollout_func": None},
+    "budget too small on one rank": {**LONG_HINT, "config": {**SHARING["config"], "teacher_token_budget": 80}},
+    "one rank's rows are longer than the default budget": {**LONG_HINT, "default_budget": 80},
     **{
         f"{loss} {name}": {**options, "config": {"opd_loss": loss}}
         for loss in ("topk_surrogate", "full_divergence")
@@ -203,6 +204,7 @@ def main(scenario: str, folder: str) -> None:
 
         options["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
     world = int(os.environ.get("WORLD_SIZE", "1"))
+    scoring.TOKEN_BUDGET = options.pop("default_budget", scoring.TOKEN_BUDGET)
     trainer = make_trainer(
         folder,
         options.pop("trainer_class", OPDTrainer),
@@ -252,6 +254,7 @@ def main(scenario: str, folder: str) -> None:
         "engine": type(trainer.model_wrapped).__name__,
         "student_tokens": tokens[True],
         "teacher_tokens": teacher_tokens[False],
+        "sampled_tokens": tokens[False],
         "student_passes": len(passes),
         "weights": sum(size for _, size in by_name.values()),
         "weights_by_name": by_name,

@@ -248,6 +248,55 @@ def test_an_error_stops_what_was_started(tmp_path, where, caplog):
     assert caplog.records == []
 
 
+def test_a_batch_that_another_reward_function_gave_up_is_not_mixed_with_the_next(tmp_path):
+    """Its judge is cancelled at once, long before its time limit, and nothing of it is logged."""
+    judge, first = Hanging(), [True]
+
+    async def ask(turn):
+        return await judge(turn) if first[0] else good(turn)
+
+    async def reward(prompts, **kwargs):
+        while first[0] and not judge.asked.is_set():
+            await asyncio.sleep(0.01)
+        if first[0]:
+            raise RuntimeError("broken")
+        return [0.0] * len(prompts)
+
+    trainer = trainer_of(tmp_path, CombineTrainer, judge=ask, reward_funcs=reward)
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train()
+    assert judge.cancelled.wait(20)
+    while trainer.run_async(others()):
+        time.sleep(0.01)
+    assert trainer.feedback.last == []
+    first[0] = False
+    trainer.train()
+    assert [f.score for f in trainer.feedback.last] == [1] * 8
+    assert logged(trainer, "judge/score/positive") == [1.0]
+    assert logged(trainer, "judge/score/failed") == [0.0]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_error_does_not_wait_for_a_judge_that_blocks_the_others(tmp_path, error):
+    asked, over, waited = threading.Event(), threading.Event(), []
+
+    async def judge(turn):
+        asked.set()
+        waited.append(over.wait(10))
+        return good(turn)
+
+    def on_step(step):
+        if step == 5:
+            assert asked.wait(20)
+            raise error
+
+    trainer = trainer_of(tmp_path, judge=judge, on_step=on_step)
+    with pytest.raises(error):
+        trainer.train()
+    assert waited == []
+    over.set()
+
+
 async def others():
     return len(asyncio.all_tasks()) - 1
 

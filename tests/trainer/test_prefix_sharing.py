@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
-from model_zoo import ZOO, tokens_counted
+from model_zoo import LENGTHENED, ZOO, tokens_counted
 from peft import LoraConfig, PromptTuningConfig
 from PIL import Image
 from tiny import tiny_llama
@@ -26,6 +26,7 @@ from trainer_harness import (
     rollout_by_prompt,
     snapshot,
 )
+from trl import GRPOTrainer
 
 from trl_openclaw import CombineConfig, CombineTrainer, OPDTrainer, Vote
 
@@ -233,6 +234,8 @@ class TestEverySetting:
         [
             {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2, "max_steps": 4},
             {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "loss_type": "bnpo", "max_steps": 2},
+            {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "entropy_coef": 0.5, "max_steps": 2},
+            {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "max_steps": 2},
         ],
         ids=str,
     )
@@ -241,6 +244,27 @@ class TestEverySetting:
         whole, shared = both(tmp_path, config={"per_device_train_batch_size": 4, **config})
         assert_same(shared, whole)
         assert shared.student <= whole.student
+
+    @pytest.mark.parametrize("make", [tiny_llama, ZOO["lfm2"]])
+    def test_half_precision_beside_float32_weights(self, tmp_path, make):
+        """Under autocast, which leaves the states between the layers in float32."""
+        config = {"bf16": True, "max_steps": 2, "self_test": False}
+        whole, shared = both(tmp_path, make_model=make, config=config)
+        assert shared.trainer.accelerator.mixed_precision == "bf16"
+        assert next(shared.trainer.model.parameters()).dtype == torch.float32
+        assert shared.student < 0.75 * whole.student
+        assert len(shared.gradients[0]) == len(whole.gradients[0])  # no parameter went without
+        assert torch.cosine_similarity(shared.gradients[0], whole.gradients[0], dim=0) > 0.99
+        assert shared.losses[0] == pytest.approx(whole.losses[0], abs=0.01)
+
+    @pytest.mark.filterwarnings("ignore:The prompts are plain text")
+    def test_a_model_that_cannot_share_keeps_its_rows_in_their_micro_batches(self, tmp_path):
+        """Under such a rotary embedding a row's numbers depend on how long the rows beside it are."""
+        config = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "max_steps": 2}
+        options = {"make_model": LENGTHENED["longrope"], "data": uneven_prompts(chat=False), "config": config}
+        whole, shared = both(tmp_path, **options)
+        assert_same(shared, whole)
+        assert shared.student == whole.student
 
     def test_evaluation(self, tmp_path):
         found = {}
@@ -300,6 +324,23 @@ class TestSampling:
         if family != "qwen2_5_vl":  # its positions come in three dimensions, and then the rows are run as they are
             assert once[False] < 0.5 * every[False]
 
+    @pytest.mark.parametrize(
+        "setting", ["prefix_sharing", "use_vllm", "use_transformers_continuous_batching", "cache_implementation"]
+    )
+    def test_only_plain_generation_is_given_shared_prompts(self, tmp_path, monkeypatch, setting):
+        trainer, patched = make_trainer(tmp_path, config={"prefix_sharing": True}), []
+
+        def generate(self, prompt_ids, *args, **kwargs):
+            patched.append("forward" in vars(self.model.model))
+            return [[256]] * len(prompt_ids), None
+
+        monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", generate)
+        trainer._generate_single_turn([[1, 2]], None, {})
+        value = {"prefix_sharing": None, "cache_implementation": "static"}.get(setting, True)
+        setattr(trainer.args if setting == "cache_implementation" else trainer, setting, value)
+        trainer._generate_single_turn([[1, 2]], None, {})
+        assert patched == [True, False]
+
     @pytest.mark.parametrize("generation", [{"num_beams": 2}, {"cache_implementation": "static"}])
     def test_other_ways_to_generate(self, tmp_path, generation):
         found = []
@@ -346,7 +387,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("make", "config", "reason"),
         [
-            (tiny_llama, {"gradient_checkpointing": True}, "activation checkpointing (`gradient_checkpointing=True`)"),
+            (tiny_llama, {"gradient_checkpointing": True}, "activation checkpointing runs without a cache"),
             (ZOO["mixtral"], {}, "load-balancing loss (`router_aux_loss_coef`)"),
         ],
     )

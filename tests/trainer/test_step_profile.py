@@ -11,6 +11,7 @@ from datasets import Dataset
 from trainer_harness import always_replies, judge_that, logged, make_trainer, prompts, rollout_by_prompt
 
 from trl_openclaw import CombineTrainer, NextState
+from trl_openclaw.teachers.ema import EMACallback
 from trl_openclaw.trainer import step_profile
 from trl_openclaw.trainer.step_profile import (
     GIB,
@@ -186,6 +187,33 @@ def test_what_came_in_while_the_teacher_worked_was_not_waited_for(tmp_path, seco
     assert found["teacher"] >= 8 * PAUSE
     assert found["next_state"] + found["judge"] + found["rewards"] < PAUSE
     assert sum(found[part] for part in PARTS) == pytest.approx(found["total"])
+
+
+def test_an_average_of_the_weights_is_moved_within_the_step(tmp_path, seconds_of):
+    config = {"self_test": False, "teacher": "ema", "max_steps": 2}
+    trainer = make_trainer(tmp_path, config=config, rollout_func=rollout_by_prompt)
+    (mover,) = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, EMACallback)]
+    mover.on_step_end = slow(mover.on_step_end, 8 * PAUSE)
+    found = seconds_of(trainer)
+    assert min(found["optimizer"]) >= 8 * PAUSE
+    assert max(found["rest"]) < 4 * PAUSE
+
+
+def test_a_pass_of_trl_over_the_sampled_batch_is_the_students(tmp_path, seconds_of):
+    config = {"self_test": False, "num_iterations": 2, "max_steps": 2}
+    trainer = make_trainer(tmp_path, config=config, rollout_func=rollout_by_prompt)
+    forward, passes = trainer.model.forward, []
+
+    def slow_without_gradients(*args, **kwargs):
+        if not torch.is_grad_enabled():
+            passes.append(time.sleep(8 * PAUSE))
+        return forward(*args, **kwargs)
+
+    trainer.model.forward = slow_without_gradients
+    found = seconds_of(trainer)
+    assert len(passes) == 1
+    assert found["student"][0] >= 8 * PAUSE > 2 * found["student"][1]
+    assert max(found["rest"]) < 4 * PAUSE
 
 
 def test_a_log_has_the_mean_over_its_steps(tmp_path, seconds_of):

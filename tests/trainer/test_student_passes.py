@@ -18,10 +18,11 @@ from trainer_harness import (
     prompts,
     record_gradients,
     rollout_by_prompt,
+    snapshot,
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_openclaw import Verdict, Vote
+from trl_openclaw import CombineTrainer, Verdict, Vote
 from trl_openclaw.lm_head import TokenStates
 from trl_openclaw.scoring import TeacherRow
 from trl_openclaw.trainer.comparison import Student
@@ -169,6 +170,35 @@ class TestSameAsAnExplicitPass:
                 assert (gradient - other).norm() <= 1e-4 * other.norm() + 1e-6, name
         for name, values in logs.items():
             assert values == pytest.approx(other_logs[name], rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize("options", [{}, {"reward_scale": 1.5, "teacher": "live"}], ids=str)
+def test_a_batch_that_was_given_up_leaves_nothing_behind(tmp_path, options):
+    """A reward function fails once, after TRL's pass over the sampled batch; then training begins anew."""
+    config = {"opd_loss": "topk_surrogate", "num_iterations": 2, "max_steps": 4, "optim": "sgd", **options}
+    runs = []
+    for fails in ([], [RuntimeError("broken")]):
+
+        def reward(completions, fails=fails, **kwargs):
+            if fails:
+                raise fails.pop()
+            return [float(i) for i in range(len(completions))]
+
+        trainer = make_trainer(
+            tmp_path, CombineTrainer, judge=judge_with_hints(*HINTS), rollout_func=rollout_by_prompt,
+            reward_funcs=reward, config=config,
+        )  # fmt: skip
+        if fails:
+            with pytest.raises(RuntimeError, match="broken"):
+                trainer.train()
+        trainer.train()
+        runs.append((logged(trainer, "loss"), logged(trainer, "opd/overlap"), snapshot(trainer.model)))
+    fresh, again = runs
+    assert len(fresh[0]) == 4
+    assert any(fresh[0])
+    assert again[0] == pytest.approx(fresh[0], abs=1e-5)
+    assert again[1] == pytest.approx(fresh[1])
+    torch.testing.assert_close(again[2], fresh[2])
 
 
 class TestLogsOfAChoiceThatComesLate:

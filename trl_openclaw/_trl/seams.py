@@ -254,7 +254,9 @@ class SeamGRPOTrainer(GRPOTrainer):
     def _prepare_inputs(self, generation_batch):
         buffered = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        if self.prefix_sharing is None or self._buffered_inputs is None or self._buffered_inputs is buffered:
+        if self.prefix_sharing is None or not self.prefix_sharing.works_for(self.model):
+            return inputs
+        if self._buffered_inputs is None or self._buffered_inputs is buffered:
             return inputs
         self._buffered_inputs = keep_prompts_together(self._buffered_inputs, exchange_window(self))
         return self._buffered_inputs[self._step % self.args.steps_per_generation]

@@ -16,6 +16,7 @@ asked before sampling is over.
 """
 
 import asyncio
+import concurrent.futures
 import copy
 from functools import partial
 from typing import Any
@@ -24,6 +25,9 @@ from .._trl import Rollout, SeamGRPOTrainer, as_rewards_see, reward_columns
 from ..calls import runs_in_process
 from ..feedback import FeedbackBatch
 from ..rewards import HindsightReward
+
+_PATIENCE = 2.0
+"""Seconds to wait until what is not wanted any more has stopped. The event loop may be blocked by a judge."""
 
 
 class EarlyFeedback:
@@ -86,4 +90,4 @@ class EarlyFeedback:
             return
         closing = asyncio.run_coroutine_threadsafe(batch.close(), self.trainer.async_loop)
         if not was_asked:  # else the reward call closes it as well, unless that was given up for another one's error
-            closing.result()
+            concurrent.futures.wait([closing], timeout=_PATIENCE)
