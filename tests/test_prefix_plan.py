@@ -1,6 +1,6 @@
 """Plans against a search over all cuts, and against what every row must be run as."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -40,6 +40,8 @@ def test_the_cheapest_of_all_plans_and_every_row_is_run_whole(rows, pass_cost):
     assert plan.cost == sum(part.tokens for part in plan.passes) + pass_cost * len(plan.passes)
     places = range(1, min(limits) + 1)
     every = [cuts for n in range(len(places) + 1) for cuts in combinations(places, n)]
+    every = [cuts for cuts in every if all(b - a > 1 for a, b in pairwise([*cuts, max(map(len, rows))]))] or [()]
+    assert all(part.stop - part.start > 1 for part in plan.passes[1:])
     assert plan.cost == min(cost_of(cuts, rows, pass_cost) for cuts in every)
     assert plan.passes[-1].start <= min(limits)
     assert plan.passes[-1].rows == tuple(range(len(rows)))
@@ -60,12 +62,12 @@ def test_a_prompt_with_hints_and_completions():
 
 
 def test_two_prompts_with_hints_of_their_own():
-    rows = [[prompt] * 4 + [prompt + hint] * 3 + [c] for prompt in (10, 20) for hint in (1, 2) for c in (8, 9)]
+    rows = [[prompt] * 4 + [prompt + hint] * 3 + [c, 1] for prompt in (10, 20) for hint in (1, 2) for c in (8, 9)]
     plan = make_plan(rows, [7] * 8, 0)
     assert [(part.start, part.stop, part.parents) for part in plan.passes] == [
         (0, 4, ()),
         (4, 7, (0, 0, 1, 1)),
-        (7, 8, (0, 0, 1, 1, 2, 2, 3, 3)),
+        (7, 9, (0, 0, 1, 1, 2, 2, 3, 3)),
     ]
     assert retraced(plan, rows) == rows
 
@@ -85,7 +87,7 @@ def test_one_pass_where_nothing_can_be_shared(rows, limits):
 
 
 def test_a_pass_must_be_worth_its_cost():
-    rows = [[1] * 10 + [2, 3], [1] * 10 + [2, 4]]
+    rows = [[1] * 11 + [2, 3], [1] * 11 + [4, 3]]
     assert make_plan(rows, [11, 11], 10).shares
     assert not make_plan(rows, [11, 11], 11).shares
 

@@ -88,6 +88,18 @@ def test_completions_that_are_masked_as_a_whole_change_nothing():
     torch.testing.assert_close(scored(model, sharing(), kwargs)[0], scored(model, None, kwargs)[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("family", ["falcon_h1", "lfm2", "qwen3_next"])
+def test_a_hybrid_has_gradients_where_all_completions_are_masked(family):
+    """What is left to run is the last prompt token, and one token would be run as in decoding."""
+    model = fused(ZOO[family]()).train()
+    kwargs = batch(prompts=(12, 12), completions=(0, 0))
+    shares = sharing()
+    scored(model, shares, kwargs)
+    whole, logps = scored(model, None, kwargs), scored(model, shares, kwargs)
+    assert logps[2] < whole[2]
+    assert (logps[1] - whole[1]).norm() <= 1e-5
+
+
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_process_that_shares_less_runs_as_many_passes(passes):
     """One that has nothing to share, and one that shares in two passes, beside one that needs more of them."""
@@ -348,6 +360,15 @@ class TestPrefill:
             kwargs = {cache_name_of(forward): DynamicCache(config=model.config)}
             model.model(input_ids=torch.tensor([[1, 2], [3, 4]]), **kwargs)
         assert not shares.works_for(model)
+
+    def test_hidden_states_that_were_asked_for_have_all_rows(self):
+        model, inputs = tiny_llama(), batch()
+        with torch.no_grad(), shared_prefill(model, sharing()):
+            found = model.generate(
+                input_ids=inputs["input_ids"][:, :12], attention_mask=inputs["attention_mask"][:, :12],
+                max_new_tokens=1, output_hidden_states=True, return_dict_in_generate=True,
+            )  # fmt: skip
+        assert {len(states) for states in found.hidden_states[0]} == {5}
 
     def test_without_a_cache_every_row_is_run(self):
         model = tiny_llama()

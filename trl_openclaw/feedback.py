@@ -1,6 +1,7 @@
 """From a batch of sampled turns to feedback: next state, then judge, all turns at once, and what failed is counted."""
 
 import asyncio
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -168,7 +169,7 @@ class _TurnRun:
         gate: asyncio.Semaphore,
     ):
         self.turn, self.row, self.provider, self.judge, self.gate = turn, row, provider, judge, gate
-        self._asked = turn, dict(row)  # of its own, since a provider may write into its row
+        self._asked = copy.deepcopy(turn), dict(row)  # of its own, since a provider may write into what it is given
         self.running_since: float | None = None
         self.judging_since: float | None = None
         self.task = asyncio.create_task(self.go())

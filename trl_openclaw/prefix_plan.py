@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+SHORTEST_PASS = 2
+"""Tokens of a pass that goes on from a cache. One token is how models decode, in some hybrids without a gradient."""
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -121,12 +124,13 @@ def _cheapest_cuts(shared: Sequence[int], length: int, limit: int, pass_cost: in
         limit: The last place where one may cut.
         pass_cost: What a pass costs by itself.
     """
-    ascending = sorted(shared)
+    ascending, limit = sorted(shared), min(limit, length - SHORTEST_PASS)
     # best[cut]: the cheapest passes that run everything before `cut`, and the cut before it
     best: dict[int, tuple[int, int]] = {0: (0, 0)}
-    for cut in sorted({min(n, limit) for n in shared} - {0}):
+    for cut in sorted({cut for n in shared if (cut := min(n, limit)) > 0}):
         distinct = 1 + bisect_left(ascending, cut)
-        best[cut] = min((cost + distinct * (cut - at) + pass_cost, at) for at, (cost, _) in best.items())
+        before = [(cost, at) for at, (cost, _) in best.items() if at == 0 or cut - at >= SHORTEST_PASS]
+        best[cut] = min((cost + distinct * (cut - at) + pass_cost, at) for cost, at in before)
     total, last = min((cost + (len(shared) + 1) * (length - at) + pass_cost, at) for at, (cost, _) in best.items())
     cuts = [last]
     while cuts[0]:

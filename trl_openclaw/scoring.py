@@ -136,8 +136,8 @@ class TokenScorer:
     def _score_batch(
         self, model: nn.Module, rows: Sequence[TeacherRow], topk: int, keep_states: bool
     ) -> dict[str, Any]:
-        prompts = [torch.tensor(row.prompt_ids) for row in rows]
-        completions = [torch.tensor(row.completion_ids) for row in rows]
+        prompts = [torch.tensor(row.prompt_ids, dtype=torch.long) for row in rows]
+        completions = [torch.tensor(row.completion_ids, dtype=torch.long) for row in rows]
         device = self.accelerator.device
         prompt_mask = pad([torch.ones_like(ids) for ids in prompts], 0, padding_side="left")
         completion_mask = pad([torch.ones_like(ids) for ids in completions], 0, padding_side="right")

@@ -189,7 +189,8 @@ class PrefixSharing:
         flags = (type(None), bool, int, str, DynamicCache)
         tensors = {name: value for name, value in kwargs.items() if not isinstance(value, flags) and not _empty(value)}
         plain = all(isinstance(value, torch.Tensor) and value.ndim == 2 for value in tensors.values())
-        if ids is None or ids.size(1) < 2 or set(tensors) - TEXT_INPUTS or not plain:
+        wants_all = kwargs.get("output_hidden_states") or kwargs.get("output_attentions")
+        if wants_all or ids is None or ids.size(1) < 2 or set(tensors) - TEXT_INPUTS or not plain:
             return backbone(**kwargs)
         rows = torch.cat([ids, tensors["attention_mask"].to(ids)], dim=1) if "attention_mask" in tensors else ids
         distinct, group = torch.unique(rows, dim=0, return_inverse=True)

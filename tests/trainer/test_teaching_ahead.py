@@ -10,6 +10,7 @@ from datasets import Dataset
 from tiny import tiny_llama, tiny_tokenizer
 from trainer_harness import (
     ScriptedTeacher,
+    always_replies,
     batches_of,
     judge_that,
     logged,
@@ -406,3 +407,54 @@ def test_a_batch_after_one_whose_rewards_failed_has_answers_of_its_own(tmp_path)
     batches = batches_of(trainer)
     trainer.train()
     assert len(trainer.teacher.rows) == batches[0]["hint_mask"].sum() > 0
+
+
+def test_next_states_and_rewards_that_edit_what_they_are_shown_teach_nothing_else(tmp_path):
+    asked = []
+
+    async def edits(turn, row):
+        asked.append(turn)
+        turn.prompt[0]["content"] = "something else, and much longer than it was"
+        return NextState("Shorter, please.")
+
+    def edits_too(prompts, completions, **kwargs):
+        for prompt in prompts:
+            prompt[0]["content"] = "something else, and much longer than it was"
+        return [0.0] * len(prompts)
+
+    losses = []
+    for next_state, rewards in ((always_replies, []), (edits, []), (always_replies, [edits_too])):
+        trainer = make_trainer(
+            tmp_path,
+            CombineTrainer,
+            next_state=next_state,
+            rollout_func=rollout_by_prompt,
+            config={"max_steps": 2},
+            reward_funcs=rewards,
+        )
+        trainer.train()
+        losses.append(logged(trainer, "loss"))
+    assert losses[0] == losses[1] == losses[2]
+    assert len(asked) == 8
+
+
+def test_training_that_was_interrupted_inside_a_batch_samples_anew(tmp_path):
+    trainer = make_trainer(tmp_path, config={"num_iterations": 4, "max_steps": 4})
+    sampled, step = [], trainer.training_step
+    generate = trainer._generate
+
+    def counting(prompts):
+        sampled.append(trainer.state.global_step)
+        return generate(prompts)
+
+    def fails_once(*args, **kwargs):
+        if trainer.state.global_step == 2:
+            raise RuntimeError("once")
+        return step(*args, **kwargs)
+
+    trainer._generate, trainer.training_step = counting, fails_once
+    with pytest.raises(RuntimeError, match="once"):
+        trainer.train()
+    trainer.training_step = step
+    trainer.train()
+    assert sampled == [0, 0]

@@ -6,6 +6,7 @@ the package overrides the seams and never a private name, so a new TRL release m
 """
 
 import asyncio
+import copy
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -200,6 +201,10 @@ class SeamGRPOTrainer(GRPOTrainer):
         """Add a number to the next log. The main process's log is the one that is kept."""
         self._metrics[self.mode][name].append(value)
 
+    def forget_batches(self) -> None:
+        """Sample anew, as at the beginning: what an interrupted training left of a batch is not gone on with."""
+        self._step, self._buffered_inputs = 0, None
+
     def drop_metrics(self, *names: str) -> None:
         """Forget metrics that mean nothing in this run."""
         for name in names:
@@ -323,7 +328,9 @@ class SeamGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         ends = {*self.eos_token_ids, self.pad_token_id}
         masked = [self.mask_truncated_completions and ids[-1] not in ends for ids in completion_ids_list]
-        rollout = Rollout(prompts, self._sampled_from, completions, completion_ids_list, masked)
+        # Copies, since reward functions and next states are free to edit what they are shown.
+        shown = copy.deepcopy((prompts, completions))
+        rollout = Rollout(shown[0], self._sampled_from, shown[1], completion_ids_list, masked)
         self.before_rewards(inputs, rollout)
         # TRL warns about every row without a reward and prints the row. Such rows are ordinary here and counted in
         # the metrics, and what users wrote does not belong in a log unasked.

@@ -249,6 +249,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
             checkpoint = get_last_checkpoint(self.args.output_dir)
         if checkpoint and isinstance(self.teacher, LocalTeacher):
             self.teacher.restore(str(checkpoint))
+        self.forget_batches()
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
