@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_openclaw.prefix_plan import Plan, fill_batches, make_batches, make_plan
+from trl_openclaw.prefix_plan import SHORTEST_PASS, Plan, fill_batches, make_batches, make_plan
 
 TREES = st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=8), min_size=1, max_size=6)
 
@@ -32,16 +32,25 @@ def cost_of(cuts: tuple[int, ...], rows: list[list[int]], pass_cost: int) -> int
     return total + len(rows) * (max(map(len, rows)) - at) + pass_cost
 
 
+def parting_places(rows: list[list[int]], limit: int) -> list[int]:
+    """Where beginnings part, and the last place where one may cut."""
+
+    def distinct(cut: int) -> int:
+        return len({tuple(row[:cut]) for row in rows})
+
+    return [cut for cut in range(1, limit + 1) if cut == limit or distinct(cut + 1) > distinct(cut)]
+
+
 @given(rows=TREES, pass_cost=st.integers(0, 5))
 def test_the_cheapest_of_all_plans_and_every_row_is_run_whole(rows, pass_cost):
     limits = [len(row) - 1 for row in rows]
     plan = make_plan(rows, limits, pass_cost)
     assert retraced(plan, rows) == rows
     assert plan.cost == sum(part.tokens for part in plan.passes) + pass_cost * len(plan.passes)
-    places = range(1, min(limits) + 1)
+    places = parting_places(rows, min([*limits, max(map(len, rows)) - SHORTEST_PASS]))
     every = [cuts for n in range(len(places) + 1) for cuts in combinations(places, n)]
-    every = [cuts for cuts in every if all(b - a > 1 for a, b in pairwise([*cuts, max(map(len, rows))]))] or [()]
-    assert all(part.stop - part.start > 1 for part in plan.passes[1:])
+    every = [cuts for cuts in every if all(b - a >= SHORTEST_PASS for a, b in pairwise(cuts))]
+    assert all(part.stop - part.start >= SHORTEST_PASS for part in plan.passes[1:])
     assert plan.cost == min(cost_of(cuts, rows, pass_cost) for cuts in every)
     assert plan.passes[-1].start <= min(limits)
     assert plan.passes[-1].rows == tuple(range(len(rows)))

@@ -51,7 +51,7 @@ class Plan:
 
 
 def make_plan(rows: Sequence[Sequence[int]], limits: Sequence[int], pass_cost: int) -> Plan:
-    """The cheapest plan.
+    """The cheapest plan of those that cut where beginnings part.
 
     Args:
         rows: The tokens of each row.
