@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from feedback_harness import GOOD, echo, good_judge, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,20 +12,6 @@ from trl_openclaw.feedback import collect_feedback, feedback_columns, feedback_m
 from trl_openclaw.judges import RuleJudge
 from trl_openclaw.next_states import FunctionNextState
 from trl_openclaw.types import HINT_FAILURES, VOTE_FAILURES, Feedback, NextState, Turn, Verdict, Vote
-
-GOOD = Verdict.from_votes([Vote(1)])
-
-
-def turns(n):
-    return [Turn("p", str(i)) for i in range(n)]
-
-
-async def good_judge(turn):
-    return GOOD
-
-
-async def echo(turn, row):
-    return NextState(f"re {turn.completion}")
 
 
 def collect(batch, rows=None, *, next_state=echo, judge=good_judge, **kwargs):

@@ -5,24 +5,11 @@ import gc
 
 import numpy as np
 import pytest
+from feedback_harness import GOOD, echo, good_judge, turns
 
 from trl_openclaw.feedback import FeedbackBatch, collect_feedback
 from trl_openclaw.rewards import HindsightReward
 from trl_openclaw.types import NextState, Turn, Verdict, Vote
-
-GOOD = Verdict.from_votes([Vote(1)])
-
-
-def turns(n):
-    return [Turn("p", str(i)) for i in range(n)]
-
-
-async def good_judge(turn):
-    return GOOD
-
-
-async def echo(turn, row):
-    return NextState(f"re {turn.completion}")
 
 
 class Asked:

@@ -1,5 +1,6 @@
 """Small trainers on a tiny model, and judges, next states and teachers that the tests can steer."""
 
+import pytest
 import torch
 from datasets import Dataset
 from tiny import tiny_llama, tiny_tokenizer
@@ -21,6 +22,10 @@ SETTINGS = {
     "save_strategy": "no",
     "disable_tqdm": True,
 }
+
+
+HINTS = ("Be brief.", "Say it kindly, please.", "Use numbers.")
+LORA = {"r": 4, "target_modules": ["q_proj", "v_proj", "gate_proj"]}
 
 
 def prompts(n: int = 8) -> Dataset:
@@ -129,6 +134,16 @@ def record_gradients(trainer) -> list[dict]:
 
     trainer.training_step = recording
     return seen
+
+
+def assert_same_steps(found: list[dict], expected: list[dict], rounding: float, least: float = 1e-6) -> None:
+    """Two records of `record_gradients` are equal but for rounding: losses (at least `least`), and each gradient."""
+    assert any(step["loss"] for step in found)
+    for a, b in zip(found, expected, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=rounding, abs=least)
+        for name, gradient in a["gradients"].items():
+            other = b["gradients"][name]
+            assert (gradient - other).norm() <= rounding * other.norm() + 1e-6, name
 
 
 def rollout_by_prompt(prompts, trainer):

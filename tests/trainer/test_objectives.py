@@ -8,6 +8,8 @@ import torch
 from peft import LoraConfig, PromptTuningConfig
 from tiny import tiny_llama, tiny_tokenizer
 from trainer_harness import (
+    HINTS,
+    LORA,
     ScriptedTeacher,
     alternating_judge,
     batches_of,
@@ -24,8 +26,6 @@ from trainer_harness import (
 
 from trl_openclaw import CombineTrainer, OPDTrainer, Verdict, Vote
 
-LORA = {"r": 4, "target_modules": ["q_proj", "v_proj", "gate_proj"]}
-HINTS = ("Be brief.", "Say it kindly, please.", "Use numbers.")
 OBJECTIVES = [
     {"opd_loss": "topk_surrogate"},
     {"opd_loss": "topk_surrogate", "topk_support": "teacher", "logp_gap_clip": None},

@@ -9,8 +9,11 @@ from peft import LoraConfig
 from tiny import tiny_llama, tiny_tokenizer
 from torch.nn import functional as F
 from trainer_harness import (
+    HINTS,
+    LORA,
     SETTINGS,
     always_replies,
+    assert_same_steps,
     judge_with_hints,
     logged,
     make_trainer,
@@ -27,9 +30,7 @@ from trl_openclaw.lm_head import TokenStates
 from trl_openclaw.scoring import TeacherRow
 from trl_openclaw.trainer.comparison import Student
 
-LORA = {"r": 4, "target_modules": ["q_proj", "v_proj", "gate_proj"]}
 WORDS = ("About", "Without", "Beside")
-HINTS = ("Be brief.", "Say it kindly, please.", "Use numbers.")
 OBJECTIVES = [
     {"opd_loss": "topk_surrogate"},
     {"opd_loss": "topk_surrogate", "topk_support": "teacher", "logp_gap_clip": None},
@@ -162,12 +163,7 @@ class TestSameAsAnExplicitPass:
             runs.append((steps, {name: logged(trainer, name) for name in names}))
         (implicit, logs), (explicit, other_logs) = runs
         assert len(implicit) == len(explicit) > 0
-        assert any(step["loss"] for step in implicit)
-        for a, b in zip(implicit, explicit, strict=True):
-            assert a["loss"] == pytest.approx(b["loss"], rel=1e-4, abs=1e-6)
-            for name, gradient in a["gradients"].items():
-                other = b["gradients"][name]
-                assert (gradient - other).norm() <= 1e-4 * other.norm() + 1e-6, name
+        assert_same_steps(implicit, explicit, 1e-4)
         for name, values in logs.items():
             assert values == pytest.approx(other_logs[name], rel=1e-4, abs=1e-5), name
 

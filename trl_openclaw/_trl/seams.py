@@ -140,7 +140,7 @@ class SeamGRPOTrainer(GRPOTrainer):
         return 1.0
 
     def timed(self, part: str) -> AbstractContextManager[None]:
-        """Entered around what takes time in a step: `"generate"`, `"tokenize"`, `"rewards"`."""
+        """Entered around what takes time in a step: `"generate"`, `"tokenize"`, `"rewards"`, `"student"`."""
         return nullcontext()
 
     # What the seams may use

@@ -164,21 +164,21 @@ class TeacherPass:
         asked = [(i, m) for i, rows in enumerate(fitting) for m in range(len(rows))]
         at = tuple(torch.tensor([entry[axis] for entry in asked], dtype=torch.long, device=device) for axis in (0, 1))
         logps = scores.per_token_logps.masked_fill(~scores.mask, float("nan"))
-        found = {"candidate_logps": _place(logps, at, shape, float("nan"))}
+        found = {"candidate_logps": _scatter(logps, at, shape, float("nan"))}
         if self.trainer.args.hint_selection == "sequence":  # one for all tokens, so they have to know the same tokens
             unlike = ~alike(found["candidate_logps"].isfinite())
             found["candidate_logps"].masked_fill_(unlike.unsqueeze(-1), float("nan"))
         if self.uses_student:
-            found["candidate_topk_ids"] = _place(scores.best_at(slice(None)), at, shape, 0)
+            found["candidate_topk_ids"] = _scatter(scores.best_at(slice(None)), at, shape, 0)
         if scores.states is not None:
-            found["candidate_hidden"] = _place(scores.states.hidden, at, shape, 0.0)
+            found["candidate_hidden"] = _scatter(scores.states.hidden, at, shape, 0.0)
         if self.trl_reference:
             found["reference_logps"] = batch["ref_per_token_logps"]
         if reference is not None:
             place = (torch.tensor(reference.places, dtype=torch.long, device=device),)
-            found["reference_logps"] = _place(reference.scores.per_token_logps, place, (height, width), float("nan"))
+            found["reference_logps"] = _scatter(reference.scores.per_token_logps, place, (height, width), float("nan"))
             if reference.scores.states is not None:
-                found["reference_hidden"] = _place(reference.scores.states.hidden, place, (height, width), 0.0)
+                found["reference_hidden"] = _scatter(reference.scores.states.hidden, place, (height, width), 0.0)
         found["teacher_mask"] = found["candidate_logps"].isfinite().any(dim=1)
         found["hint_mask"] = found["teacher_mask"].any(dim=1)
         found["row_index"] = torch.arange(height, device=device)
@@ -213,7 +213,7 @@ def _part(scores: TeacherScores, rows: slice) -> TeacherScores:
     )
 
 
-def _place(
+def _scatter(
     values: torch.Tensor, index: tuple[torch.Tensor, ...], shape: tuple[int, ...], missing: float
 ) -> torch.Tensor:
     """Put the rows of `values` `(N, t, ...)` where `index` says into a tensor `(*shape, ...)` that ends in `T >= t`."""
