@@ -84,6 +84,13 @@ def test_no_rows_no_forward():
     assert scorer().score(model, []).per_token_logps.shape == (0, 0)
 
 
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("others", [[], [TeacherRow([258, 9, 4], [20, 21])]])
+def test_a_completion_without_tokens_has_no_scores(share, others):
+    scores = scorer(share=share).score(fused(tiny_llama()), [TeacherRow([258, 9, 4], []), *others])
+    assert scores.mask.sum(dim=1).tolist() == [0, *(2 for _ in others)]
+
+
 def test_dropout_is_off_and_the_mode_comes_back():
     model = fused(tiny_llama(attention_dropout=0.5))
     calm = scorer().score(model, ROWS).per_token_logps
