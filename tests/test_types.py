@@ -1,6 +1,9 @@
+import copy
+import pickle
+
 import pytest
 
-from trl_openclaw.types import NextState, Turn, Verdict, Vote, message_text
+from trl_openclaw.types import NextState, ToolResult, Turn, Verdict, Vote, message_text
 
 GOOD, BAD, MEH = Vote(1), Vote(-1), Vote(0)
 CUT, HINT_ONLY = Vote(failure="truncated"), Vote(hint="be brief")
@@ -70,3 +73,29 @@ def test_message_text_names_what_is_no_text():
 def test_a_vote_keeps_only_the_head_of_a_long_answer():
     assert Vote(raw="ab" * 5000).raw == "ab" * 5000
     assert Vote(raw="ab" * 5001).raw == "ab" * 5000
+
+
+@pytest.mark.parametrize(
+    ("votes", "mean"),
+    [
+        ([GOOD, GOOD, BAD], 1 / 3),
+        ([GOOD, BAD], 0.0),
+        ([GOOD, CUT], 1.0),
+        ([CUT], None),
+        ([HINT_ONLY], None),
+        ([], None),
+    ],
+)
+def test_the_mean_vote_counts_valid_votes_only(votes, mean):
+    assert Verdict.from_votes(votes).mean_vote == pytest.approx(mean)
+
+
+def test_a_verdict_without_votes_counts_as_one_vote():
+    assert Verdict(-1, "negative").mean_vote == -1
+
+
+@pytest.mark.parametrize("carry", [str, copy.deepcopy, lambda result: pickle.loads(pickle.dumps(result))])
+def test_a_tool_result_is_its_text_and_keeps_what_is_known(carry):
+    result = carry(ToolResult("2 passed", satisfied=True, info={"passed": 2}))
+    assert (result, result.satisfied, result.info) == ("2 passed", True, {"passed": 2})
+    assert isinstance(result, str)

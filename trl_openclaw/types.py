@@ -7,7 +7,7 @@ A `Turn` is what the policy said and what happened next; a judge turns it into a
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 Message = Mapping[str, Any]
 """One chat message: `role`, `content` (text or a list of parts), and whatever else the template reads."""
@@ -56,6 +56,32 @@ class NextState:
         return message_text({"content": self.content})
 
 
+class ToolResult(str):
+    """What a tool answers: text for the policy, and beside it what is known of the call for judges.
+
+    A tool, or the method of an environment, returns one in place of a plain text. To chat templates and to the policy
+    it is its text; the next state that is made of it has `satisfied` and `info`.
+
+    Args:
+        text: What the policy reads.
+        satisfied: Whether the call pleased (all tests passed, say), where the tool knows for sure.
+        info: Anything else worth keeping, such as the `wish` that [`~trl_openclaw.judges.OutcomeJudge`] hints with.
+    """
+
+    satisfied: bool | None
+    info: Mapping[str, Any]
+
+    def __new__(cls, text: str, *, satisfied: bool | None = None, info: Mapping[str, Any] | None = None) -> Self:
+        """Make one of `text`."""
+        result = super().__new__(cls, valid_text(text))
+        result.satisfied, result.info = satisfied, dict(info or {})
+        return result
+
+    def __str__(self) -> str:
+        """Itself: TRL makes messages of `str(result)`, which must not lose what is known."""
+        return self
+
+
 @dataclass(frozen=True)
 class Turn:
     """One sampled reply with what came before it and, once known, what came after.
@@ -66,6 +92,7 @@ class Turn:
         next_state: What followed, or `None` before it is known.
         truncated: Whether sampling stopped at the length limit, before an end-of-sequence token.
         session_id: The conversation the turn belongs to, where there is one.
+        step: Its place among the assistant's turns of one trajectory, from 0.
     """
 
     prompt: str | Messages
@@ -73,6 +100,7 @@ class Turn:
     next_state: NextState | None = None
     truncated: bool = False
     session_id: str | None = None
+    step: int = 0
 
     @property
     def prompt_text(self) -> str:
@@ -149,6 +177,14 @@ class Verdict:
         score = counts[0][0]
         names: dict[int | None, Outcome] = {1: "positive", -1: "negative", 0: "neutral"}
         return cls(score, names[score], hints, tuple(votes))
+
+    @property
+    def mean_vote(self) -> float | None:
+        """The mean of the valid votes, between -1 and 1; `None` when there is none. A verdict without votes is one."""
+        scores = [vote.score for vote in self.votes if vote.score is not None]
+        if not self.votes and self.score is not None:
+            scores = [self.score]
+        return sum(scores) / len(scores) if scores else None
 
     @property
     def failed(self) -> bool:
