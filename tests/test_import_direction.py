@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "trl_openclaw"
 # Lowest first. A module or subpackage may import itself and what stands on a lower line, nothing on its own line.
 ORDER = [
     {"config_file", "cores", "signals"},  # what a command line needs of the system
-    {"types", "errors", "calls"},  # plain values, which everything else speaks in, and what Python knows of a callable
+    {"types", "errors", "calls", "clipping"},  # plain values and text, which everything else speaks in, and callables
     {"prefix_plan", "dropout"},  # what rows have in common, and a property of a model
     {"shared_prefix"},  # a model's forward pass that runs what rows have in common once
     {"_trl"},  # TRL's private names, wrapped: knows nothing of what we do with them
