@@ -7,7 +7,7 @@ is what the template writes after a message, whatever the message says.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -29,7 +29,7 @@ class ChatSuffixes:
 
     def __init__(self, trainer: Any):
         self._trainer = trainer
-        self._last_turns: dict[str | None, tuple[list[Messages], list[int]]] = {}
+        self._turns = lru_cache(maxsize=64)(self._make_turns)  # bounded: a policy makes up names of tools
 
     def after_turn(self, messages: Messages) -> list[int]:
         """The ids that follow an assistant's turn which ended with its end-of-turn token, up to the next turn's start.
@@ -93,24 +93,21 @@ class ChatSuffixes:
             raise _no_place("it writes the message before it differently")
         return context[: len(context) - place.prompt_length] + hinted[kept:]
 
-    def _turns(self, tool: str | None) -> tuple[list[Messages], list[int]]:
+    def _make_turns(self, tool: str | None) -> tuple[list[Messages], list[int]]:
         """Two conversations whose last messages are turns of the assistant's that differ, and what follows such a turn.
 
         Args:
             tool: The tool that the turns call with different arguments; without one they say different things. Where a
                 template shows no calls, they say different things, too.
         """
-        if tool not in self._last_turns:
-            turns: list[Messages] = []
-            for mark in _MARKS:
-                call = {"type": "function", "function": {"name": tool, "arguments": {"x": mark}}}
-                says = {"content": "", "tool_calls": [call]} if tool else {"content": mark}
-                turns.append((_USER, {"role": "assistant", **says}))
-            if tool and self._render(turns[0], False) == self._render(turns[1], False):
-                self._last_turns[tool] = self._turns(None)
-            else:
-                self._last_turns[tool] = turns, self._behind(turns, generation_prompt=False)
-        return self._last_turns[tool]
+        turns: list[Messages] = []
+        for mark in _MARKS:
+            call = {"type": "function", "function": {"name": tool, "arguments": {"x": mark}}}
+            says = {"content": "", "tool_calls": [call]} if tool else {"content": mark}
+            turns.append((_USER, {"role": "assistant", **says}))
+        if tool and self._render(turns[0], False) == self._render(turns[1], False):
+            return self._turns(None)
+        return turns, self._behind(turns, generation_prompt=False)
 
     @cached_property
     def _places(self) -> list["_Place"]:
@@ -118,8 +115,8 @@ class ChatSuffixes:
         places = []
         for role in ("user", "tool", "system"):
             try:
-                before = self._turns("tool")[0][0] if role == "tool" else ()
-                pair = [(*before, {"role": role, "name": "tool", "content": mark}) for mark in _MARKS]
+                before, named = (self._turns("tool")[0][0], {"name": "tool"}) if role == "tool" else ((), {})
+                pair = [(*before, {"role": role, **named, "content": mark}) for mark in _MARKS]
                 ids, plain = self._behind(pair), self._behind(pair, generation_prompt=False)
             except Exception:  # such a message is not for this template
                 continue
