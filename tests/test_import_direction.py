@@ -22,6 +22,7 @@ ORDER = [
     {"local_chat"},  # the same for a model in the process, with the types of the above
     {"judges", "next_states", "teachers"},  # where signal comes from, each useful alone
     {"feedback"},  # a next state and a judge for a batch of turns
+    {"environments"},  # what an agent acts on, and the users it talks to
     {"rewards"},  # feedback as a plain TRL reward function
     {"trainer"},  # where the signal meets GRPOTrainer
     {"live"},  # traffic as a source of turns, for the trainers
@@ -32,7 +33,7 @@ ORDER = [
 ]
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
 
-USES_PRIVATE_TRL = {"_trl", "lm_head", "scoring", "teachers", "trainer"}
+USES_PRIVATE_TRL = {"_trl", "lm_head", "scoring", "teachers", "environments", "trainer"}
 PRIVATE_TRL = ("trl.trainer.utils", "trl.models", "trl.kernels")
 
 Import = tuple[int, str, str | None]

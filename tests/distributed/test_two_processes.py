@@ -31,6 +31,16 @@ def test_a_reference_that_is_ahead_of_slow_verdicts_changes_nothing(tmp_path):
     assert ahead[0]["weights"] == pytest.approx(ahead[1]["weights"], rel=1e-12)
 
 
+def test_a_rank_whose_conversations_are_over_samples_on_with_the_others(tmp_path):
+    first, second = launch("longer conversations on rank zero", tmp_path)
+    assert first["error"] is second["error"] is None
+    for a, b in zip(first["log"], second["log"], strict=True):
+        assert a["turns_here"] > 1 == b["turns_here"]
+        assert a["generations"] == b["generations"] > 1
+        assert a["conversation/turns"] == b["conversation/turns"] == (a["turns_here"] + b["turns_here"]) / 2
+    assert first["weights"] == pytest.approx(second["weights"], rel=1e-12)
+
+
 def test_each_rank_trains_on_the_scores_of_its_own_rows(tmp_path):
     first, second = launch("scores by rank", tmp_path)
     assert first["row_advantages"] == [[1.0] * 4] * 2

@@ -24,7 +24,8 @@ from trainer_harness import (
 )
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from trl_openclaw import CombineTrainer, LLMJudge, OPDTrainer, Verdict, Vote, scoring
+from trl_openclaw import CombineTrainer, LLMJudge, NextState, OPDTrainer, Verdict, Vote, scoring
+from trl_openclaw.environments.conversation import ConversationRollout
 from trl_openclaw.errors import OpenClawError
 from trl_openclaw.teachers import LocalTeacher
 from trl_openclaw.trainer.alarms import BandAlarm
@@ -73,6 +74,23 @@ def uneven_rollout(prompts, trainer):
     length = 6 if RANK == 0 else 1
     found = [[65 + i] * length + [256] for i in range(len(prompts))]
     return {"prompt_ids": ids, "completion_ids": found, "logprobs": [[-1.0] * len(row) for row in found]}
+
+
+async def satisfied_on_rank_one(turn, row):
+    return NextState("Again!", satisfied=RANK == 1)
+
+
+class CountedConversations(ConversationRollout):
+    """Tells in the log how often the model sampled."""
+
+    def __call__(self, prompts, trainer):
+        calls, generate = [], trainer.model.generate
+        trainer.model.generate = lambda *args, **kwargs: calls.append(1) or generate(*args, **kwargs)
+        output = super().__call__(prompts, trainer)
+        trainer.model.generate = generate
+        trainer.record_metric("generations", len(calls))
+        trainer.record_metric("turns_here", sum(len(row) for row in output["trajectory"]) / 2 / len(prompts))
+        return output
 
 
 async def judge_by_prompt(turn):
@@ -139,6 +157,11 @@ SCENARIOS = {
     "one rank without hints": {"judge": judge_of_rank_zero},
     "no hints at all": {"judge": judge_that(hint=None)},
     "uneven lengths": {"judge": judge_that(), "rollout_func": uneven_rollout},
+    "longer conversations on rank zero": {
+        "judge": judge_that(),
+        "rollout_func": CountedConversations(satisfied_on_rank_one, max_turns=3),
+        "config": {"max_completion_length": 200, "generation_kwargs": {"sequence_bias": [[[256], 9.0]]}},
+    },
     "judge broken on one rank": {"judge": judge_broken_on_rank_one},
     "judge broken everywhere": {"judge": judge_broken},
     "judge unreachable": {"judge": LLMJudge("m", "http://127.0.0.1:9/v1")},
