@@ -1,35 +1,42 @@
 """Which beginnings the rows of a batch have in common, and in which passes a model runs each of them once.
 
-The rows of one prompt are a tree: the prompt, then a hint, then the completions. A plan cuts all rows at the same
-places. Between two cuts every distinct beginning is run once, however many rows go on from it, and no pass has padding
-but the last one, on the right, where a causal model does not see it. So the numbers are those of each row alone,
-whatever kind of attention a model has.
+The rows are a tree. Those of one prompt part behind the prompt, then behind a hint, then in the completions. The turns
+of one trajectory, each scored under a hint of its own, are a comb: they part from the trajectory one after another, and
+each ends with its turn. A plan cuts all rows at the same places. Between two cuts every distinct beginning is run once,
+however many rows go on from it. A row that ends there is filled up on the right, where a causal model does not see it,
+and nothing goes on from the filling. So the numbers are those of each row alone, whatever kind of attention there is.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from struct import pack
 
 SHORTEST_PASS = 2
 """Tokens of a pass that goes on from a cache. One token is how models decode, in some hybrids without a gradient."""
 
+ENDED = -1
+"""In place of an entry: the row ended before this pass."""
+
 
 @dataclass(frozen=True)
 class Pass:
-    """Part of every row that is run at once.
+    """Part of every row that is run at once, in one entry for each distinct beginning.
 
     Args:
         start: The first token.
         stop: The token after the last one.
-        rows: One row for each distinct beginning up to `stop`; in the last pass, every row.
-        parents: For each of them, the entry of the pass before that it goes on from. Empty in the first pass.
+        rows: For each entry, the row whose tokens are run: the one that reaches furthest.
+        parents: For each entry, the one of the pass before that it goes on from. Empty in the first pass.
+        entries: For each row of the batch, the entry that runs it, or `ENDED`.
     """
 
     start: int
     stop: int
     rows: tuple[int, ...]
-    parents: tuple[int, ...] = ()
+    parents: tuple[int, ...]
+    entries: tuple[int, ...]
 
     @property
     def tokens(self) -> int:
@@ -45,51 +52,77 @@ class Plan:
     cost: int
 
     @property
-    def shares(self) -> bool:
-        """Whether anything is run once for several rows."""
-        return len(self.passes) > 1
+    def saves(self) -> bool:
+        """Whether it is anything but all rows in one pass."""
+        return len(self.passes) > 1 or len(self.passes[0].rows) < len(self.passes[0].entries)
 
 
-def make_plan(rows: Sequence[Sequence[int]], limits: Sequence[int], pass_cost: int) -> Plan:
-    """The cheapest plan of those that cut where beginnings part.
+def make_plan(rows: Sequence[Sequence[int]], limit: int | None, pass_cost: int) -> Plan:
+    """The cheapest plan of those that cut where beginnings part and where rows end.
 
     Args:
         rows: The tokens of each row.
-        limits: How many tokens of each row may be run before the last pass, which alone gives hidden states.
+        limit: The last place where one may cut; `None` for anywhere.
         pass_cost: What a pass costs by itself, in tokens.
     """
-    order, shared = _sorted_rows(rows)
-    length = max(map(len, rows))
-    cuts, cost = _cheapest_cuts(shared, length, min(limits), pass_cost)
-    return Plan(_passes(cuts, length, order, shared), cost)
+    tree = _Tree.of(rows)
+    cuts, cost = _cheapest_cuts(tree, limit, pass_cost)
+    return Plan(_passes(cuts, tree), cost)
 
 
-def make_batches(
-    rows: Sequence[Sequence[int]], limits: Sequence[int], pass_cost: int, token_budget: int
-) -> list[list[int]]:
-    """Rows that are best run together: what begins alike, unless it costs more than to run it apart.
+def make_groups(rows: Sequence[Sequence[int]], limits: Sequence[int], pass_cost: int) -> list[list[int]]:
+    """Rows that are best run together where cuts are limited: what begins alike, unless it is cheaper apart.
 
     Args:
         rows: The tokens of each row.
-        limits: See `make_plan`.
+        limits: For each row, the last place where rows that are run with it may be cut.
+        pass_cost: See `make_plan`.
+    """
+    tree = _Tree.of(rows)
+    groups: list[list[int]] = []
+    first = cost = limit = 0  # of the group that is being filled
+    for place, i in enumerate(tree.order):
+        alone = len(rows[i]) + pass_cost
+        if groups:
+            least = min(limit, limits[i])
+            _, joined = _cheapest_cuts(tree.part(first, place + 1), least, pass_cost)
+            if joined <= cost + alone:
+                groups[-1].append(i)
+                cost, limit = joined, least
+                continue
+        groups.append([i])
+        first, cost, limit = place, alone, limits[i]
+    return groups
+
+
+def make_batches(rows: Sequence[Sequence[int]], pass_cost: int, token_budget: int) -> list[list[int]]:
+    """Batches for plans that may cut anywhere, which are the cheaper the more rows they have: cut by the budget alone.
+
+    They are cut where the rows on both sides have least in common, since that is run for both.
+
+    Args:
+        rows: The tokens of each row.
         pass_cost: See `make_plan`.
         token_budget: The most that a batch's number of rows times its longest row may be; at least the longest row.
     """
-    order, shared = _sorted_rows(rows)
+    tree = _Tree.of(rows)
+    best = [(0, 0)]  # for the first rows, in order: what is run once more, and where their last batch begins
+    for stop in range(1, len(rows) + 1):
+        options: list[tuple[int, int]] = []
+        longest = 0
+        for first in reversed(range(stop)):
+            longest = max(longest, tree.lengths[first])
+            if options and longest * (stop - first) > token_budget:
+                break
+            again = tree.shared[first - 1] if first else 0
+            options.append((best[first][0] + again + pass_cost, first))
+        best.append(min(options))
     batches: list[list[int]] = []
-    first = cost = length = limit = 0  # of the batch that is being filled
-    for place, i in enumerate(order):
-        alone = len(rows[i]) + pass_cost
-        if batches:
-            longest, least = max(length, len(rows[i])), min(limit, limits[i])
-            if longest * (place - first + 1) <= token_budget:
-                _, joined = _cheapest_cuts(shared[first:place], longest, least, pass_cost)
-                if joined <= cost + alone:
-                    batches[-1].append(i)
-                    cost, length, limit = joined, longest, least
-                    continue
-        batches.append([i])
-        first, cost, length, limit = place, alone, len(rows[i]), limits[i]
+    stop = len(rows)
+    while stop:
+        first = best[stop][1]
+        batches.insert(0, tree.order[first:stop])
+        stop = first
     return batches
 
 
@@ -109,57 +142,77 @@ def fill_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     return batches
 
 
-def _sorted_rows(rows: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """The rows in an order in which what begins alike is side by side, and what neighbours have in common."""
-    order = sorted(range(len(rows)), key=lambda i: list(rows[i]))
-    return order, [_shared_length(rows[a], rows[b]) for a, b in pairwise(order)]
-
-
-def _cheapest_cuts(shared: Sequence[int], length: int, limit: int, pass_cost: int) -> tuple[list[int], int]:
-    """Where to cut rows, 0 first, and what it costs.
+@dataclass(frozen=True)
+class _Tree:
+    """Rows in an order in which what begins alike is side by side, and what begins another row before it.
 
     Args:
-        shared: What neighbours have in common, of one row more, sorted.
-        length: Of the longest row.
-        limit: The last place where one may cut.
-        pass_cost: What a pass costs by itself.
+        order: The rows.
+        shared: How many tokens each of them has in common with the next; 0 for the last.
+        lengths: How many tokens each of them has.
     """
-    ascending, limit = sorted(shared), min(limit, length - SHORTEST_PASS)
-    # best[cut]: the cheapest passes that run everything before `cut`, and the cut before it
-    best: dict[int, tuple[int, int]] = {0: (0, 0)}
-    for cut in sorted({cut for n in shared if (cut := min(n, limit)) > 0}):
-        distinct = 1 + bisect_left(ascending, cut)
-        before = [(cost, at) for at, (cost, _) in best.items() if at == 0 or cut - at >= SHORTEST_PASS]
-        best[cut] = min((cost + distinct * (cut - at) + pass_cost, at) for cost, at in before)
-    total, last = min((cost + (len(shared) + 1) * (length - at) + pass_cost, at) for at, (cost, _) in best.items())
-    cuts = [last]
+
+    order: list[int]
+    shared: list[int]
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> "_Tree":
+        keys = [pack(f">{len(row)}Q", *row) for row in rows]  # bytes, in the same order, which C compares
+        order = sorted(range(len(rows)), key=keys.__getitem__)
+        shared = [_shared_length(keys[a], keys[b]) // 8 for a, b in pairwise(order)]
+        return cls(order, [*shared, 0][: len(rows)], [len(rows[i]) for i in order])
+
+    def part(self, first: int, stop: int) -> "_Tree":
+        """Some of the rows, which are side by side."""
+        return _Tree(self.order[first:stop], [*self.shared[first : stop - 1], 0], self.lengths[first:stop])
+
+
+def _cheapest_cuts(tree: _Tree, limit: int | None, pass_cost: int) -> tuple[list[int], int]:
+    """Where passes begin and end, from 0 to the end of the longest row, and what that costs. See `make_plan`.
+
+    A row has an entry of its own in all passes that run any of what it does not share with the next one.
+    """
+    own = [(n, length) for n, length in zip(tree.shared, tree.lengths, strict=True) if n < length]
+    begins, ends = sorted(n for n, _ in own), sorted(length for _, length in own)
+    length = ends[-1]
+    last = length - SHORTEST_PASS if limit is None else min(limit, length - SHORTEST_PASS)
+    # best[cut]: the cheapest passes that run everything before `cut`, the cut before it, and how many rows have ended
+    best: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
+    for cut in [*sorted({n for n in (*begins, *ends, last) if 0 < n <= last}), length]:
+        begun = bisect_left(begins, cut)
+        cost, before = min(
+            (cost + (begun - ended) * (cut - at), at)
+            for at, (cost, _, ended) in best.items()
+            if at == 0 or cut - at >= SHORTEST_PASS
+        )
+        best[cut] = cost + pass_cost, before, bisect_right(ends, cut)
+    cuts = [length]
     while cuts[0]:
         cuts.insert(0, best[cuts[0]][1])
-    return cuts, total
+    return cuts, best[length][0]
 
 
-def _passes(cuts: Sequence[int], length: int, order: Sequence[int], shared: Sequence[int]) -> tuple[Pass, ...]:
-    """The passes between `cuts`, the first of which is 0, and the last pass up to the end."""
+def _passes(cuts: Sequence[int], tree: _Tree) -> tuple[Pass, ...]:
+    """The passes between `cuts`."""
     passes: list[Pass] = []
-    entry = dict.fromkeys(order, 0)  # of each row in the pass before
     for start, stop in pairwise(cuts):
-        firsts = {order[0]: 0}  # their places in this pass
-        group = dict(firsts)
-        for i, n in zip(order[1:], shared, strict=True):
-            if n < stop:
-                firsts[i] = len(firsts)
-            group[i] = len(firsts) - 1
-        passes.append(Pass(start, stop, tuple(firsts), tuple(entry[i] for i in firsts) if passes else ()))
-        entry = group
-    everyone = tuple(range(len(order)))
-    passes.append(Pass(cuts[-1], length, everyone, tuple(entry[i] for i in everyone) if passes else ()))
+        furthest: list[int] = []
+        entries = [ENDED] * len(tree.order)
+        for i, n, length in reversed(list(zip(tree.order, tree.shared, tree.lengths, strict=True))):
+            if length > start:
+                if min(length, stop) > n:  # what the next row does not run, too
+                    furthest.append(i)
+                entries[i] = len(furthest) - 1
+        parents = tuple(passes[-1].entries[i] for i in furthest) if passes else ()
+        passes.append(Pass(start, stop, tuple(furthest), parents, tuple(entries)))
     return tuple(passes)
 
 
-def _shared_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two rows begin with alike."""
+def _shared_length(a: bytes, b: bytes) -> int:
+    """How many bytes two strings begin with alike."""
     low, high = 0, min(len(a), len(b))
-    while low < high:  # a bisection, whose comparisons of slices run in C
+    while low < high:  # a bisection, whose comparisons run in C
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
             low = middle

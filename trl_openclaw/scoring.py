@@ -120,8 +120,7 @@ class TokenScorer:
         budget = self.token_budget or max(TOKEN_BUDGET, longest)
         if self.sharing is not None and self.sharing.works_for(model):
             tokens = [[*row.prompt_ids, *row.completion_ids] for row in rows]
-            limits = [len(row.prompt_ids) - 1 for row in rows]
-            batches = make_batches(tokens, limits, self.sharing.pass_cost, budget)
+            batches = make_batches(tokens, self.sharing.pass_cost, budget)
         else:
             batches = fill_batches(lengths, budget)
         local = torch.tensor([len(batches), longest], device=self.accelerator.device)

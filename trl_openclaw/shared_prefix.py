@@ -1,14 +1,12 @@
 """Runs a model on rows that begin alike: each shared beginning once, its keys and values expanded for all that go on.
 
 Exact, with and without gradients: a token sees the very keys and values that it would see in a row of its own. See
-`prefix_plan` for which pieces are shared.
+`prefix_plan` for which pieces are shared, and `prefix_passes` for how they are run.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +19,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .dropout import largest_dropout
-from .prefix_plan import Plan, make_batches, make_plan
+from .prefix_passes import copy_wanted, run_passes
+from .prefix_plan import Plan, make_groups, make_plan
 
 logger = get_logger(__name__)
 
@@ -48,7 +47,7 @@ class SharedRows:
 
     Args:
         ids (`(B, W)`): Prompt and completion of each row, filled up on the right.
-        starts (`(B,)`): Where the completions begin.
+        starts (`(B,)`): Where the completions begin, on the CPU.
         groups: Rows that are run together, and their passes. Empty where this process has to run the batch as it is.
         passes: How many passes every process runs.
     """
@@ -94,14 +93,14 @@ class PrefixSharing:
             keep: Number T of completion positions.
         """
         rows = self._own_rows(model, kwargs, keep)
-        passes = torch.tensor([1 if rows is None else rows.passes], device=self.accelerator.device)
+        passes = torch.tensor([0 if rows is None else rows.passes], device=self.accelerator.device)
         if self.accelerator.num_processes > 1:
             passes = self.accelerator.gather(passes)
         most = int(passes.max())
-        if most == 1:
+        if most == 0:
             return None
         if rows is None:
-            return SharedRows(kwargs["input_ids"], kwargs["input_ids"][:, 0], (), most)
+            return SharedRows(kwargs["input_ids"], torch.zeros(len(kwargs["input_ids"])), (), most)
         return replace(rows, passes=most)
 
     def _own_rows(self, model: nn.Module, kwargs: Mapping[str, Any], keep: int) -> SharedRows | None:
@@ -115,17 +114,23 @@ class PrefixSharing:
             return None
         ids, starts, lengths = aligned
         texts = [row[:n] for row, n in zip(ids.tolist(), lengths.tolist(), strict=True)]
-        limits = [n - 1 for n in starts.tolist()]
-        groups = [
-            (group, make_plan([texts[i] for i in group], [limits[i] for i in group], self.pass_cost))
-            for group in make_batches(texts, limits, self.pass_cost, ids.numel())
-        ]
-        if not any(plan.shares for _, plan in groups):
+        groups = self._groups(texts, starts.tolist())
+        if not any(plan.saves for _, plan in groups):
             return None
         if problem is not None:
             self.say(problem)
             return None
-        return SharedRows(ids, starts, groups, sum(len(plan.passes) for _, plan in groups))
+        return SharedRows(ids, starts.cpu(), groups, sum(len(plan.passes) for _, plan in groups))
+
+    def _groups(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[tuple[list[int], Plan]]:
+        """Rows that are run together, and their plans; with gradients the last pass alone gives hidden states."""
+        if not torch.is_grad_enabled():
+            return [(list(range(len(rows))), make_plan(rows, None, self.pass_cost))]
+        limits = [start - 1 for start in starts]
+        return [
+            (group, make_plan([rows[i] for i in group], min(limits[i] for i in group), self.pass_cost))
+            for group in make_groups(rows, limits, self.pass_cost)
+        ]
 
     def run(self, rows: SharedRows, model: nn.Module, backbone: Callable, keep: int, **kwargs: Any) -> Any:
         """The backbone's output on a call's rows. All processes must call it.
@@ -157,16 +162,20 @@ class PrefixSharing:
         self, rows: SharedRows, model: nn.Module, backbone: Callable, keep: int
     ) -> tuple[Any, torch.Tensor, int]:
         """The last output, the states `(B, T + 1, H)` in the order of the rows, and the number of passes."""
-        found, order, done = [], [], 0
+        hidden, done = None, 0
         for group, plan in rows.groups:
-            output = _run_passes(backbone, rows.ids[group], plan, model, alike=self.accelerator.num_processes > 1)
-            states, starts = output.last_hidden_state, rows.starts[group].unsqueeze(1) - plan.passes[-1].start
-            wanted = (starts - 1 + torch.arange(keep + 1, device=starts.device)).clamp(max=states.size(1) - 1)
-            found.append(states.gather(1, wanted.unsqueeze(-1).expand(-1, -1, states.size(-1))))
-            order += group
-            done += len(plan.passes)
-        places = torch.tensor(order, device=rows.ids.device).argsort()
-        return output, torch.cat(found)[places], done
+            unread = []
+            for part, output in zip(plan.passes, run_passes(backbone, rows.ids[group], plan, model), strict=True):
+                states, done = output.last_hidden_state, done + 1
+                if hidden is None:
+                    hidden = states.new_zeros(len(rows.ids), keep + 1, states.size(-1))
+                copy_wanted(hidden, group, rows.starts[group], part, states)
+                unread.append(states[:0].sum())
+            # A cache leaves some of the last layer's weights out, which a backward pass then does not reach. DeepSpeed
+            # reduces gradients in the order in which they come, which processes must agree on.
+            if self.accelerator.num_processes > 1:
+                hidden = hidden + sum(unread)
+        return output, hidden, done
 
     @torch.no_grad()
     def prefill(self, model: nn.Module, backbone: Callable, cache_name: str, *args: Any, **kwargs: Any) -> Any:
@@ -272,11 +281,13 @@ def _first_difference(model: nn.Module, backbone: Callable, gradients: bool) -> 
     size, device = model.config.get_text_config().vocab_size, next(model.parameters()).device
     begin = torch.arange(1, 13, device=device) % size
     ids = torch.stack([torch.cat([begin, (begin[:4] * (3 + i) + i) % size]) for i in range(3)])
-    plan = make_plan(ids.tolist(), [len(begin)] * 3, 0)
+    plan = make_plan(ids.tolist(), None, 0)
+    entries = list(plan.passes[-1].entries)
     try:
         with torch.set_grad_enabled(gradients), _embeddings_as_leaves(model) as leaves:
             whole = backbone(input_ids=ids, use_cache=False).last_hidden_state[:, len(begin) :]
-            parts = _run_passes(backbone, ids, plan, model).last_hidden_state
+            *_, last = run_passes(backbone, ids, plan, model)
+            parts = last.last_hidden_state[entries]
             if gradients:
                 found = [
                     torch.autograd.grad(states[..., ::3].sum(), used)
@@ -284,7 +295,7 @@ def _first_difference(model: nn.Module, backbone: Callable, gradients: bool) -> 
                 ]
                 (whole,), (first, rest) = found
                 whole = torch.cat([whole[:, : len(begin)].sum(0), whole[:, len(begin) :].flatten(0, 1)])
-                parts = torch.cat([first[0], rest.flatten(0, 1)])
+                parts = torch.cat([first[0], rest[entries].flatten(0, 1)])
     except Exception as error:
         return f"the model's cache cannot be expanded ({type(error).__name__}: {str(error)[:200]})"
     difference = ((parts - whole).norm() / whole.norm()).item()
@@ -349,51 +360,9 @@ def bare_model(model: nn.Module) -> nn.Module:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def _run_passes(backbone: Callable, ids: torch.Tensor, plan: Plan, model: nn.Module, alike: bool = False) -> Any:
-    """The output of the last pass, after the others have filled the cache.
-
-    Args:
-        backbone: The forward function of the backbone.
-        ids (`(B, W)`): The rows.
-        plan: The passes.
-        model: The bare model.
-        alike: Whether every pass must reach all weights in the backward pass, of which a cache leaves some of the last
-            layer out. DeepSpeed reduces gradients in the order in which they come, which processes must agree on.
-    """
-    name, unread = cache_name_of(backbone), []
-    takes_positions = "position_ids" in inspect.signature(backbone).parameters
-    cache = DynamicCache(config=model.config.get_text_config())
-    for layer in cache.layers:
-        if hasattr(layer, "update_recurrent_state"):
-            layer.update_recurrent_state = partial(_assign_recurrent_state, layer)
-    for part in plan.passes:
-        if part.parents:
-            cache.reorder_cache(torch.tensor(part.parents, device=ids.device))
-        entries = ids[list(part.rows), part.start : part.stop]
-        kwargs: dict[str, Any] = {name: cache} if plan.shares else {}
-        if takes_positions:  # models that see images would take up where the last sampling left off
-            kwargs["position_ids"] = torch.arange(part.start, part.stop, device=ids.device).expand(len(entries), -1)
-        output = backbone(input_ids=entries, use_cache=plan.shares, **kwargs)
-        unread.append(output.last_hidden_state[:0].sum())
-    states = output.last_hidden_state + sum(unread) if alike else output.last_hidden_state
-    return type(output)(last_hidden_state=states)  # without the cache, which is not needed while the head runs
-
-
-def _assign_recurrent_state(layer: Any, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any) -> torch.Tensor:
-    """What `LinearAttentionLayer.update_recurrent_state` does, without writing over what a backward pass needs."""
-    layer.is_recurrent_states_initialized[state_idx] = True
-    layer.recurrent_states[state_idx] = recurrent_states
-    return recurrent_states
-
-
 def _empty(value: Any) -> bool:
     """What models that see images are given in place of what they make of them, where there are none."""
     return isinstance(value, dict) and not value
-
-
-def cache_name_of(backbone: Callable) -> str:
-    """What this release of transformers calls the cache among the arguments of a backbone."""
-    return "cache" if "cache" in inspect.signature(backbone).parameters else "past_key_values"
 
 
 def _without_left_padding(

@@ -12,7 +12,8 @@ from accelerate import Accelerator
 from accelerate.utils import is_peft_model
 from torch import nn
 
-from ..shared_prefix import TEXT_INPUTS, PrefixSharing, bare_model, cache_name_of
+from ..prefix_passes import cache_name_of
+from ..shared_prefix import TEXT_INPUTS, PrefixSharing, bare_model
 
 
 class ObservedForward:
