@@ -64,6 +64,7 @@ class LocalChat:
     """
 
     runs_in_process = True
+    reads_images = False
 
     def __init__(
         self,

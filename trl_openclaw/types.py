@@ -14,13 +14,14 @@ Message = Mapping[str, Any]
 
 Messages = Sequence[Message]
 
-VoteFailure = Literal["unparseable", "truncated", "timeout", "unreachable", "refused", "error"]
-"""Why a vote has no score. `refused` is an answer from the server that a retry cannot mend (a bad key, say)."""
+VoteFailure = Literal["unparseable", "truncated", "timeout", "unreachable", "refused", "unreadable", "error"]
+"""Why a vote has no score. `refused` is an answer from the server that a retry cannot mend (a bad key, say);
+`unreadable` is a next state that the judge cannot be shown (images alone, for a judge of text)."""
 
 VOTE_FAILURES: tuple[VoteFailure, ...] = get_args(VoteFailure)
 
 HintFailure = Literal[
-    "unparseable", "unterminated", "too_long", "truncated", "timeout", "unreachable", "refused", "error"
+    "unparseable", "unterminated", "too_long", "truncated", "timeout", "unreachable", "refused", "unreadable", "error"
 ]
 """Why a judge that was asked for a hint gave none that can be used. Saying that there is none is not a failure."""
 

@@ -290,7 +290,7 @@ class TestTranscript:
         image = {"type": "image_url", "image_url": {"url": "data:,"}}
         verdict = judge(chat_server, Turn("hi", "hello", NextState([image, {"type": "text", "text": " "}])))
         assert verdict.outcome == "failed"
-        assert failures(verdict) == [("unparseable", "unparseable")] * 3
+        assert failures(verdict) == [("unreadable", "unreadable")] * 3
         assert "no text" in verdict.votes[0].raw
         assert chat_server.count == 0
 
@@ -333,6 +333,7 @@ class TestSettings:
             ({"temperature": -1}, "temperature"),
             ({"max_hint_chars": 0}, "max_hint_chars"),
             ({"max_transcript_chars": 0}, "max_transcript_chars"),
+            ({"max_images": 0}, "max_images"),
         ],
     )
     def test_wrong_values_are_refused(self, kwargs, word):

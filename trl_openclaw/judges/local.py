@@ -26,7 +26,7 @@ class LocalJudge(PromptedJudge):
         chat_template_kwargs (`Mapping[str, Any]`, *optional*):
             Passed to the chat template, such as `{"enable_thinking": False}`.
         **prompted:
-            Further arguments of [`PromptedJudge`].
+            Further arguments of [`PromptedJudge`]. The model is given text only, so `reads_images=True` is refused.
     """
 
     def __init__(

@@ -10,12 +10,13 @@ from importlib import resources
 from string import Template
 from typing import Any, Literal, Self, TypedDict, TypeVar, get_args
 
-from ..calls import exits_as_errors, runs_in_process
+from ..calls import call_in_thread, exits_as_errors, runs_in_process
 from ..chat import MORE_ROOM, Chat
 from ..errors import ChatError, ParseError
-from ..types import VOTE_FAILURES, Turn, Verdict, Vote
+from ..types import VOTE_FAILURES, Messages, Turn, Verdict, Vote
+from .images import Images, UnreadableError
 from .parsing import parse_hint, parse_score
-from .transcript import is_readable, render_transcript
+from .transcript import render_transcript
 
 Question = Literal["combined", "separate"]
 T = TypeVar("T")
@@ -33,6 +34,8 @@ class PromptedOptions(TypedDict, total=False):
     temperature: float | None
     max_hint_chars: int
     max_transcript_chars: int
+    reads_images: bool
+    max_images: int
 
 
 class PromptedJudge:
@@ -59,6 +62,13 @@ class PromptedJudge:
             Longer hints are refused, and counted as such.
         max_transcript_chars (`int`, *optional*, defaults to `24000`):
             Longer transcripts lose their middle, and say how much they lost.
+        reads_images (`bool`, *optional*, defaults to `False`):
+            Whether the model is given the images of a turn, each in its place in the transcript (see
+            `judges.images.image_part` for what can be). Without it, text that followed together with images is judged
+            with a line for each image, and images alone cannot be judged: all votes fail as `unreadable`. So do they,
+            with or without it, when a part of what followed is malformed or an image of it cannot be read.
+        max_images (`int`, *optional*, defaults to `8`):
+            Most images in a question. Those that followed the reply come first, then those closest before it.
     """
 
     def __init__(
@@ -72,6 +82,8 @@ class PromptedJudge:
         temperature: float | None = 0.6,
         max_hint_chars: int = 2000,
         max_transcript_chars: int = 24_000,
+        reads_images: bool = False,
+        max_images: int = 8,
     ):
         if question not in get_args(Question):
             raise ValueError(f"`question` must be one of {get_args(Question)}, got {question!r}.")
@@ -80,12 +92,18 @@ class PromptedJudge:
             "max_tokens": max_tokens,
             "max_hint_chars": max_hint_chars,
             "max_transcript_chars": max_transcript_chars,
+            "max_images": max_images,
         }
         for name, value in limits.items():
             if value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}.")
         if temperature is not None and temperature < 0:
             raise ValueError(f"`temperature` must not be negative, got {temperature}.")
+        if reads_images and not getattr(client, "reads_images", True):
+            raise ValueError(
+                f"`reads_images=True`: {type(client).__name__} gives its model text only. Serve a model that sees "
+                "images and ask it with `LLMJudge`, or leave `reads_images` out."
+            )
         self.client = client
         self.num_votes = num_votes
         self.question = question
@@ -94,6 +112,8 @@ class PromptedJudge:
         self.temperature = temperature
         self.max_hint_chars = max_hint_chars
         self.max_transcript_chars = max_transcript_chars
+        self.reads_images = reads_images
+        self.max_images = max_images
 
     async def __call__(self, turn: Turn) -> Verdict:
         """Judge `turn`.
@@ -106,13 +126,16 @@ class PromptedJudge:
         """
         if turn.next_state is None:
             raise ValueError("A turn without a next state cannot be judged: nothing says how the reply was received.")
-        if not is_readable(turn.next_state):
-            note = "The next state holds no text, so it cannot be judged."
-            vote = Vote(failure="unparseable", hint_failure="unparseable" if self.ask_hints else None, raw=note)
-            return Verdict.from_votes([vote] * self.num_votes)
         marker = secrets.token_hex(5)
-        transcript = render_transcript(turn, turn.next_state, marker, self.max_transcript_chars)
-        votes = await asyncio.gather(*(self._vote(transcript, marker) for _ in range(self.num_votes)))
+        images = Images(self.max_images) if self.reads_images else None
+        request = turn, turn.next_state, marker, self.max_transcript_chars, images
+        try:
+            # Images take time to encode, and the event loop serves all turns.
+            transcript = await call_in_thread(render_transcript, *request) if images else render_transcript(*request)
+        except UnreadableError as error:
+            vote = Vote(failure="unreadable", hint_failure="unreadable" if self.ask_hints else None, raw=str(error))
+            return Verdict.from_votes([vote] * self.num_votes)
+        votes = await asyncio.gather(*(self._vote(transcript, marker, images) for _ in range(self.num_votes)))
         return Verdict.from_votes(votes)
 
     @property
@@ -130,7 +153,7 @@ class PromptedJudge:
         judge.ask_hints = False
         return judge
 
-    async def _vote(self, transcript: str, marker: str) -> Vote:
+    async def _vote(self, transcript: str, marker: str, images: Images | None) -> Vote:
         def read_score(text: str) -> int:
             return parse_score(text, marker)
 
@@ -138,28 +161,32 @@ class PromptedJudge:
             return parse_hint(text, marker, self.max_hint_chars)
 
         if not self.ask_hints:
-            answer = await self._ask("evaluate", transcript, marker)
+            answer = await self._ask("evaluate", transcript, marker, images)
             score, failure = answer.read(read_score)
             return Vote(score, failure, raw=answer.raw)
         if self.question == "combined":
-            answer = hinting = await self._ask("combined", transcript, marker)
+            answer = hinting = await self._ask("combined", transcript, marker, images)
             raw = answer.raw
         else:
             answer, hinting = await asyncio.gather(
-                self._ask("evaluate", transcript, marker), self._ask("hint", transcript, marker)
+                self._ask("evaluate", transcript, marker, images), self._ask("hint", transcript, marker, images)
             )
             raw = f"{answer.raw}\n\n{hinting.raw}"
         score, failure = answer.read(read_score)
         hint, hint_failure = hinting.read(read_hint)
         return Vote(score, failure, hint, hint_failure, raw)
 
-    async def _ask(self, question: str, transcript: str, marker: str) -> "_Answer":
+    async def _ask(self, question: str, transcript: str, marker: str, images: Images | None) -> "_Answer":
         user = prompt("transcript").substitute(
             marker=marker,
             transcript=transcript,
             question=prompt(question).substitute(marker=marker, max_hint_chars=self.max_hint_chars),
         )
-        messages = [{"role": "system", "content": prompt("system").template}, {"role": "user", "content": user}]
+        content = images.content(user, marker) if images else user
+        messages: Messages = [
+            {"role": "system", "content": prompt("system").template},
+            {"role": "user", "content": content},
+        ]
         try:
             with exits_as_errors():  # here, since this runs in tasks of its own
                 reply = await self.client.complete(messages, max_tokens=self.max_tokens, temperature=self.temperature)
