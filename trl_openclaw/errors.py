@@ -39,3 +39,7 @@ class VocabularyMismatchError(OpenClawError, ValueError):
 
 class TeacherError(OpenClawError, ValueError):
     """A teacher of one's own failed, or answered with something other than `TeacherScores` for its rows."""
+
+
+class SandboxError(OpenClawError):
+    """A sandbox cannot be made as asked on this machine, or could not start or end its processes."""
