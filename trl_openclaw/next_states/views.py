@@ -23,6 +23,7 @@ _ESCAPE = re.compile(
 _ERASE_RIGHT, _ERASE_LINE = "\ue000\x1b", "\ue001\x1b"  # cannot stand in a text that has lost its escapes
 _ERASURES = {"\x1b[K": _ERASE_RIGHT, "\x1b[0K": _ERASE_RIGHT, "\x1b[2K": _ERASE_LINE}
 _LINE_ENDS = re.compile(r"[\x0b\x0c\x85]")
+_PLAIN = re.compile(r"[\w.:/#%+-]{1,200}")
 _CONTROL = re.compile(r"[\x00-\x08\x0d-\x1f\x7f-\x9f]")
 
 _ROLES = ("role", "type", "control_type", "tag", "class_name", "class")
@@ -30,7 +31,8 @@ _NAMES = ("name", "label", "title", "text", "content_description", "description"
 _CHILDREN = ("children", "nodes", "elements")
 _FOCUS = ("focused", "is_focused", "has_focus")
 _SAID_WHEN_FALSE = {"enabled", "visible", "checked", "selected", "expanded", "pressed"}
-_MAX_ELEMENTS, _MAX_DEPTH, _MAX_FLAGS, _MAX_ITEMS, _MAX_FOCUSED, _MAX_FIELD = 10_000, 100, 20, 8, 3, 200
+_MAX_ELEMENTS, _MAX_DEPTH, _MAX_FOCUSED = 10_000, 100, 3
+_MAX_READ, _MAX_FLAGS, _MAX_ITEMS, _MAX_FIELD = 100, 20, 8, 200  # attributes, those shown, items of one, characters
 
 
 def terminal_view(stdout: str, stderr: str = "", exit_code: int | None = None, *, max_chars: int = 4000) -> str:
@@ -108,8 +110,8 @@ def gui_view(state: Any, *, max_chars: int = 8000) -> str:
 
     Elements are mappings as browsers and agents' frameworks give them, with `role`, `name`, `value`, `children` and
     whatever else (`focused`, `checked`, `bounds`), plain or wrapped as in `{"role": {"value": "button"}}`. A line reads
-    `button "Send" = "value" [focused, not enabled, level=2]`. Names are quoted, so that no name can pass for a line of
-    its own.
+    `button "Send" = "value" [focused, not enabled, level=2]`. Texts are quoted, so that none can pass for a line or
+    a flag of its own.
 
     Args:
         state: A mapping, a sequence of such, or a text that is taken as it is.
@@ -117,8 +119,9 @@ def gui_view(state: Any, *, max_chars: int = 8000) -> str:
             that says how much was cut, and the lines of the focused elements, come on top.
 
     Returns:
-        The focused elements (three at most) come first, under `focused:`, so that they stay whatever is cut. Cycles,
-        what is nested deeper than 100 levels and what follows the first 10,000 elements is left out and said to be.
+        The text. The focused elements (three at most) come first, under `focused:`, so that they stay whatever is cut.
+        Cycles, what is nested deeper than 100 levels and what follows the first 10,000 elements is left out and said to
+        be; so is what would make a line long (200 characters of a name, 20 flags).
     """
     if isinstance(state, str):
         return clip(_on_screen(state), max_chars) or "(nothing on the screen)"
@@ -191,7 +194,7 @@ def _describe(element: Any) -> str:
     if not isinstance(element, Mapping):
         return _quoted(element)
     role, name, value = _plain(_first(element, _ROLES)), _plain(_first(element, _NAMES)), _plain(element.get("value"))
-    parts = ["element" if _is_missing(role) else _bare(role)]
+    parts = [_word(role) if isinstance(role, str) and role else "element"]
     parts += [] if _is_missing(name) else [_quoted(name)]
     parts += [] if _is_missing(value) else [f"= {_quoted(value)}"]
     flags = list(islice(_flags(element), _MAX_FLAGS + 1))
@@ -208,30 +211,30 @@ def _flags(element: Mapping[Any, Any]) -> Iterator[str]:
         if key in shown or not isinstance(key, str) or key == "childIds":
             continue
         if value is True:
-            yield _field(key)
+            yield _word(key)
         elif value is False and key.removeprefix("is_") in _SAID_WHEN_FALSE:
-            yield f"not {_field(key)}"
+            yield f"not {_word(key)}"
         elif value is False or _is_missing(value):
             continue
         elif isinstance(value, Mapping):
-            yield f"{_field(key)}=({_some(f'{_bare(name)} {_bare(inner)}' for name, inner in value.items())})"
+            yield f"{_word(key)}=({_some(f'{_bare(name)} {_bare(inner)}' for name, inner in value.items())})"
         elif _is_list(value):
-            yield f"{_field(key)}=({_some(map(_bare, value))})"
+            yield f"{_word(key)}=({_some(map(_bare, value))})"
         else:
-            yield f"{_field(key)}={_bare(value)}"
+            yield f"{_word(key)}={_bare(value)}"
 
 
 def _attributes(element: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
     """An element's keys and values; a browser's own trees keep some in `properties`, a list of names and values."""
-    for key, value in element.items():
-        if key == "properties" and _is_list(value) and all(isinstance(item, Mapping) for item in islice(value, 50)):
-            yield from ((item.get("name"), item.get("value")) for item in islice(value, 50))
+    for key, value in islice(element.items(), _MAX_READ):
+        if key == "properties" and _is_list(value) and all(isinstance(item, Mapping) for item in value[:_MAX_READ]):
+            yield from ((item.get("name"), item.get("value")) for item in value[:_MAX_READ])
         else:
             yield key, value
 
 
 def _has_focus(element: Mapping[Any, Any]) -> bool:
-    return any(key in _FOCUS and _plain(value) is True for key, value in islice(_attributes(element), 200))
+    return any(key in _FOCUS and _plain(value) is True for key, value in _attributes(element))
 
 
 def _key(element: Mapping[Any, Any], keys: tuple[str, ...]) -> str | None:
@@ -258,7 +261,7 @@ def _quoted(value: Any) -> str:
 def _bare(value: Any) -> str:
     """A value as it stands among an element's flags. Values of other types are named, never asked to print."""
     if isinstance(value, str):
-        return _field(value)
+        return value if _PLAIN.fullmatch(value) else _quoted(value)
     if isinstance(value, int | float) and abs(value) < 1e15:
         return str(value)
     return f"({type(value).__name__})"
@@ -270,6 +273,11 @@ def _some(texts: Iterable[str]) -> str:
     return ", ".join(shown if len(shown) <= _MAX_ITEMS else [*shown[:-1], "..."])
 
 
+def _word(text: str) -> str:
+    """A role or the name of a flag: no spaces, and no signs that mean something in a line."""
+    return re.sub(r"[^\w.-]+", "_", text[:_MAX_FIELD])
+
+
 def _field(text: str) -> str:
     """A text that fits into a line."""
-    return " ".join(clip(_on_screen(text), _MAX_FIELD, lambda missing: f"... {left_out(missing)} ...").split())
+    return " ".join(_on_screen(clip(text, _MAX_FIELD, lambda missing: f"... {left_out(missing)} ...")).split())
