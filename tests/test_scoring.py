@@ -3,10 +3,13 @@
 import pytest
 import torch
 from accelerate import Accelerator
+from model_zoo import ZOO, tokens_counted
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from tiny import tiny_llama
 from trl.trainer.utils import add_fused_lm_head
+from turn_rows import mixed_rows, turns_of
 
+from trl_openclaw.prefix_plan import make_plan
 from trl_openclaw.scoring import TeacherRow, TokenScorer
 from trl_openclaw.shared_prefix import PrefixSharing
 
@@ -176,6 +179,59 @@ class TestSharing:
     def test_a_budget_smaller_than_a_row(self, share):
         with pytest.raises(ValueError, match=r"`teacher_token_budget=21` is smaller than one row: .* have 22 tokens"):
             scorer(21, share=share).score(fused(tiny_llama()), ROWS)
+
+
+class TestTurns:
+    """Rows that leave a trajectory one after another, and end wherever they end."""
+
+    @pytest.mark.parametrize("family", [*ZOO])
+    @pytest.mark.parametrize("pass_cost", [0, 15])
+    def test_every_answer_is_that_of_the_row_alone(self, family, pass_cost):
+        """At no cost passes end wherever a row parts or ends; at some cost rows are padded in the middle of a plan."""
+        model, rows = fused(ZOO[family]()), mixed_rows()
+        shares = scorer()
+        shares.sharing.pass_cost = pass_cost
+        shares.score(model, rows)  # tries the model out
+        with tokens_counted(model) as tokens:
+            found = shares.score(model, rows, topk=3, keep_states=True)
+        plan = make_plan([[*row.prompt_ids, *row.completion_ids] for row in rows], None, pass_cost)
+        assert tokens[False] == sum(part.tokens for part in plan.passes)
+        assert tokens[False] < sum(row.length for row in rows) / 2
+        rounding = 1e-4 if family == "qwen3_next" else 1e-5  # linear attention in chunks, which begin elsewhere
+        for i, row in enumerate(rows):
+            length = len(row.completion_ids)
+            alone = scorer(share=False).score(model, [row], topk=3, keep_states=True)
+            assert found.mask[i].tolist() == [t < length for t in range(found.mask.size(1))]
+            for ours, theirs in (
+                (found.per_token_logps, alone.per_token_logps),
+                (found.states.hidden, alone.states.hidden),
+            ):
+                torch.testing.assert_close(ours[i, :length], theirs[0], atol=rounding, rtol=rounding)
+            assert torch.equal(found.topk_ids[i, :length], alone.topk_ids[0])
+
+    def test_each_token_of_a_trajectory_is_run_once(self):
+        """Whatever the number of turns: what is run beside it are the hints, and the turns under them."""
+        model, rows, shares = fused(tiny_llama()), turns_of(1, hints=(4,)), scorer()
+        shares.score(model, rows)  # tries the model out
+        with tokens_counted(model) as tokens:
+            shares.score(model, rows)
+        trunk = rows[-1].length - 4 - 2 - 14  # up to the last hint
+        assert tokens[False] == trunk + sum(4 + 2 + len(row.completion_ids) for row in rows)
+
+    def test_a_budget_has_little_run_again(self):
+        """Batches part where rows share the prompt alone, not in the middle of a trajectory."""
+        model, rows = fused(tiny_llama()), [row for trajectory in range(4) for row in turns_of(trajectory)]
+        longest, run, batches = max(row.length for row in rows), [], []
+        model.register_forward_pre_hook(lambda m, a, kwargs: batches.append(1), with_kwargs=True)
+        for budget in (13 * longest, None):
+            shares = scorer(budget)
+            shares.score(model, rows[:2])  # tries the model out
+            batches.clear()
+            with tokens_counted(model) as tokens:
+                shares.score(model, rows)
+            run.append(tokens[False])
+            assert len(batches) == (3 if budget else 1)
+        assert run[0] <= run[1] + 2 * 10
 
 
 class TestMoreThanLogProbs:
