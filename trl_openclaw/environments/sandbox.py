@@ -226,7 +226,7 @@ class Sandbox:
             warnings.warn(f"This sandbox does not hold {name!r}, as `allow_missing` lets it: {why}", stacklevel=3)
 
 
-def _why_missing(missing: Mapping[str, str]) -> str:
+def _why_missing(missing: Mapping[Any, str]) -> str:
     lines = [f"- {name}: {why}. Needed: {_REMEDY[name]}." for name, why in missing.items()]
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""The small process that stands between the trainer and a sandboxed program: it builds the walls, starts, watches, ends.
+"""The small process between the trainer and a sandboxed program: builds the walls, starts, watches, ends.
 
 `Sandbox` starts one for every run. It forks a first process, which is number one of a space of process numbers where
 the kernel gives one, and which forks the command. What is left of the tree when the command ends, a limit is passed or
@@ -133,7 +133,7 @@ def _be_first(task: dict[str, Any], built: _Walls, writer: int) -> NoReturn:
     try:
         if _LINUX:
             walls.adopt_orphans()
-            with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
                 file.write("1000")  # where memory runs out all the same, this goes and the trainer stays
         command = os.fork()
         if command == 0:
@@ -223,12 +223,12 @@ def _descendants(process: int) -> Iterator[int]:
         yield (current := found.pop())
         with suppress(OSError):
             for thread in os.listdir(f"/proc/{current}/task"):
-                with open(f"/proc/{current}/task/{thread}/children", encoding="ascii") as file:
+                with open(f"/proc/{current}/task/{thread}/children", encoding="utf-8") as file:
                     found += map(int, file.read().split())
 
 
 def _resident_bytes(process: int) -> int:
-    with suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/statm", encoding="ascii") as file:
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/statm", encoding="utf-8") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
     return 0
 

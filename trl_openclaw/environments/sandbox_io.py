@@ -42,7 +42,7 @@ class Capture:
         """What is kept, with a line in place of what is not, and how many characters that was. Call it once."""
         self.add(b"", final=True)
         cut = self._total - len(self._head) - len(self._tail)
-        note = f"\n[... {cut} characters left out ...]\n" if cut else ""
+        note = f"\n[{cut} characters left out here]\n" if cut else ""
         return self._head + note + self._tail, cut
 
 

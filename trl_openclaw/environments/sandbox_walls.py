@@ -210,7 +210,7 @@ def enter_user_namespace() -> None:
     user, group = os.geteuid(), os.getegid()
     unshare(CLONE_NEWUSER | CLONE_NEWPID)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+        with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
             file.write(text)
 
 

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Self
 
@@ -89,10 +90,8 @@ class Scratch:
 
     def close(self) -> None:
         """Remove the directory, however deep."""
-        try:
+        with suppress(RecursionError):
             shutil.rmtree(self.path, ignore_errors=True)
-        except RecursionError:
-            pass
         if os.path.isdir(self.path):  # folders that were closed, or are too deep for the above
             for command in (["chmod", "-R", "u+rwX", self.path], ["rm", "-rf", self.path]):
                 subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
