@@ -3,6 +3,7 @@ import base64
 import io
 import json
 import threading
+import time
 
 import pytest
 from PIL import Image
@@ -23,6 +24,7 @@ def picture(kind="PNG", mode="RGB", size=(3, 2)) -> bytes:
 
 PNG = picture()
 DATA_URL = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+OTHER_DATA_URL = f"DATA:image/x-odd;base64,{base64.encodebytes(PNG).decode()}"
 TEXT = {"type": "text", "text": "The button is gone."}
 
 
@@ -63,7 +65,7 @@ def urls(content):
 
 
 class TestParts:
-    @pytest.mark.parametrize("address", ["https://example.org/a.png", "HTTP://x/y", DATA_URL])
+    @pytest.mark.parametrize("address", ["https://example.org/a.png", "HTTP://x/y", DATA_URL, OTHER_DATA_URL])
     def test_urls_are_passed_on_as_they_are(self, address):
         expected = {"type": "image_url", "image_url": {"url": address}}
         assert image_part(url(address)) == expected
@@ -121,19 +123,24 @@ class TestParts:
         with pytest.raises(UnreadableError, match="PIL cannot write it as a PNG"):
             image_part({"type": "image", "image": lazy})
 
-    def test_threads_share_an_image_that_is_read_when_first_used(self):
-        lazy = Image.open(io.BytesIO(picture("JPEG", size=(400, 400))))
-        found = []
-        work = [
-            threading.Thread(target=lambda: found.append(image_part({"type": "image", "image": lazy})))
-            for _ in range(8)
-        ]
-        for thread in work:
+    def test_one_image_at_a_time_is_read_from_its_file(self, monkeypatch):
+        part = {"type": "image", "image": Image.open(io.BytesIO(picture("JPEG", size=(40, 40))))}
+        saving, most, save = [], [], Image.Image.save
+
+        def watched(image, *args):
+            saving.append(image)
+            most.append(len(saving))
+            time.sleep(0.02)
+            save(image, *args)
+            saving.pop()
+
+        monkeypatch.setattr(Image.Image, "save", watched)
+        threads = [threading.Thread(target=image_part, args=(part,)) for _ in range(4)]
+        for thread in threads:
             thread.start()
-        for thread in work:
+        for thread in threads:
             thread.join(60)
-        assert len(found) == 8
-        assert all(part == found[0] for part in found)
+        assert most == [1] * 4
 
 
 class TestQuestion:

@@ -168,6 +168,7 @@ class TestGui:
         assert lines[-1] == 'item "999"'
         assert any("lines) left out here]" in line for line in lines)
         assert len("\n".join(lines)) < 350
+        assert gui_view(items, max_chars=0).startswith(f"{lines[0]}\n[")
 
     def test_cycles_are_said_and_not_followed(self):
         node: dict = {"role": "a", "children": []}
@@ -185,6 +186,7 @@ class TestGui:
         assert view.endswith("(nested too deep: left out)")
         assert view.count("level") == 101
         wide = gui_view([{"role": "item"}] * MEGABYTE, max_chars=MEGABYTE)
+        assert wide.count("item") == 9_999  # the list is one, too
         assert wide.endswith("item\n(more than 10000 elements: the rest is left out)")
         shared: dict = {"role": "leaf"}
         for _ in range(60):
