@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "trl_openclaw"
 ORDER = [
     {"config_file", "cores", "signals"},  # what a command line needs of the system
     {"types", "errors", "calls", "clipping"},  # plain values and text, which everything else speaks in, and callables
-    {"prefix_plan", "dropout"},  # what rows have in common, and a property of a model
+    {"prefix_plan", "dropout", "trajectories"},  # what rows have in common, a property of a model, an agent's turns
     {"prefix_passes"},  # in which passes a model runs that
     {"shared_prefix"},  # a model's forward pass that runs what rows have in common once
     {"_trl"},  # TRL's private names, wrapped: knows nothing of what we do with them

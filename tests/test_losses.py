@@ -45,7 +45,7 @@ def test_advantages_carry_no_gradient():
 
 
 def test_combine_adds_the_row_reward_to_every_token():
-    rows, tokens = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([[0.5, -0.5], [0.0, 0.0], [1.0, -1.0]])
+    rows, tokens = torch.tensor([[1.0], [-1.0], [0.0]]), torch.tensor([[0.5, -0.5], [0.0, 0.0], [1.0, -1.0]])
     combined = combine_advantages(rows, tokens, rl_weight=2.0, opd_weight=0.5)
     assert combined.tolist() == [[2.25, 1.75], [-2.0, -2.0], [0.5, -0.5]]
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import copy
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from .calls import exits_as_errors
+from .calls import call_in_thread, exits_as_errors
 from .next_states.base import NextStateProvider, as_next_state
 from .types import (
     HINT_FAILURES,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .judges import Judge
 
 NEXT_STATE_COLUMN = "next_state"
+ENVIRONMENT_COLUMN = "environments"
+"""Where TRL hands an environment to what rewards its row."""
 
 _DETAIL_LENGTH = 500
 # Seconds that cancelled turns may take to tidy up before they are left behind. A judge that is the policy itself needs
@@ -48,8 +51,9 @@ async def collect_feedback(
     Args:
         turns: The sampled turns. A turn that already has a next state keeps it, and the provider is not asked.
         rows: The rows of the dataset the turns came from, as many as turns.
-        next_state: The provider. Without one, a row's column `next_state` is used: a text (the user's message), a
-            message with role `user` or `tool`, a `NextState`, or `None` for no next state.
+        next_state: The provider. It is not asked where a row's environment (`environments`) has a `next_state` that is
+            not `None`. Without one, a row's column `next_state` is used: a text (the user's message), a message with
+            role `user` or `tool`, a `NextState`, or `None` for no next state.
         judge: The judge. It is not asked about a turn without next state, nor about a blank user message.
         max_concurrency: Turns in flight at once. A turn's votes go out together inside its one place, so a judge with
             three votes sees up to three times as many requests. Turns that hang keep their places until the deadline.
@@ -205,6 +209,9 @@ class _TurnRun:
     async def _next_state(self) -> NextState | None:
         if self.turn.next_state is not None:
             return self.turn.next_state
+        state = await _from_environment(self.row.get(ENVIRONMENT_COLUMN))
+        if state is not None:
+            return state
         if self.provider is not None:
             return as_next_state(await self.provider(self.turn, self.row), "A next-state provider")
         return _from_column(self.row.get(NEXT_STATE_COLUMN))
@@ -240,6 +247,14 @@ def _is_missing(state: NextState | None) -> bool:
     Reads the text whatever the role, so that content nobody can read fails here and not in the logs.
     """
     return state is None or (not state.text.strip() and state.role == "user")
+
+
+async def _from_environment(environment: Any) -> NextState | None:
+    """The state an environment was left in, if it says so by an attribute; a property may take its time."""
+    if inspect.getattr_static(environment, "next_state", None) is None:
+        return None
+    state = await call_in_thread(getattr, environment, "next_state")
+    return as_next_state(state, "The environment's attribute `next_state`")
 
 
 def _from_column(value: Any) -> NextState | None:
@@ -312,17 +327,42 @@ def _outcome(feedback: Feedback) -> str:
     return "failed" if feedback.failure in ("judge_failed", "judge_timeout") else "none"
 
 
-def feedback_columns(feedbacks: Sequence[Feedback]) -> dict[str, list[Any]]:
-    """Columns for the completions table, one entry per turn.
+def feedback_columns(feedbacks: Sequence[Feedback], rows: Sequence[int] | None = None) -> dict[str, list[Any]]:
+    """Columns for the completions table, one entry per row.
+
+    Args:
+        feedbacks: Of all turns, row by row.
+        rows: The row of each turn. By default every turn is a row.
 
     Returns:
         `next_state` (text, or `None`), `verdict` (the failure, else the outcome, else `"none"`), `judge_score` (-1, 0,
-        1 or `None`) and `hints` (one per line, possibly empty text).
+        1 or `None`) and `hints` (one per line, possibly empty text). Of a row with several turns, the texts of all
+        steps and the mean of their scores.
     """
-    states = [feedback.turn.next_state for feedback in feedbacks]
+    groups: dict[int, list[Feedback]] = {}
+    for row, feedback in zip(range(len(feedbacks)) if rows is None else rows, feedbacks, strict=True):
+        groups.setdefault(row, []).append(feedback)
     return {
-        "next_state": [state.text if state is not None else None for state in states],
-        "verdict": [feedback.failure or _outcome(feedback) for feedback in feedbacks],
-        "judge_score": [feedback.score for feedback in feedbacks],
-        "hints": ["\n".join(feedback.hints) for feedback in feedbacks],
+        "next_state": [step_texts([_state_text(f) for f in turns]) for turns in groups.values()],
+        "verdict": [step_texts([f.failure or _outcome(f) for f in turns]) for turns in groups.values()],
+        "judge_score": [_mean([f.score for f in turns if f.score is not None]) for turns in groups.values()],
+        "hints": [step_texts(["\n".join(f.hints) for f in turns]) for turns in groups.values()],
     }
+
+
+def step_texts(texts: Sequence[str | None]) -> str | None:
+    """One text of a row's turns: the only one as it is, or each under its step, where there is one."""
+    if len(texts) == 1:
+        return texts[0]
+    return "\n".join(f"[{step}] {text}" for step, text in enumerate(texts) if text)
+
+
+def _state_text(feedback: Feedback) -> str | None:
+    state = feedback.turn.next_state
+    return state.text if state is not None else None
+
+
+def _mean(scores: Sequence[int]) -> float | None:
+    if len(scores) == 1:
+        return scores[0]
+    return sum(scores) / len(scores) if scores else None

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, get_args
 from .errors import HintError
 from .types import Message, Messages, valid_text
 
-HintPlacement = Literal["user", "system"]
+HintPlacement = Literal["user", "system", "turn"]
 
 DEFAULT_HINT_TEMPLATE = "Hint: {hint}"
 
@@ -42,8 +42,9 @@ def insert_hint(prompt: Prompt, hint: str, placement: str = "user", template: st
         hint: The hint. A blank one changes nothing, which is what the self-test compares with.
         placement: `"user"` appends to the last user message, `"system"` to the first system (or developer) message.
             Without a system message one is added at the front; a chat template that fills in a system prompt of its own
-            when there is none then no longer does so, and the prompts differ by that too. Plain text has no messages:
-            the hint goes in front of it, a blank line between.
+            when there is none then no longer does so, and the prompts differ by that too. `"turn"` puts it right before
+            the reply: into the last message if that is the user's, else into a user message of its own. Plain text has
+            no messages: the hint goes in front of it, a blank line between.
         template: The text around the hint, with `{hint}` where it goes. The hint is put in once and not expanded again.
 
     Returns:
@@ -62,7 +63,9 @@ def insert_hint(prompt: Prompt, hint: str, placement: str = "user", template: st
     messages: list[Message] = [dict(message) for message in prompt]
     if rendered:
         index = _target(messages, placement)
-        if index is None:
+        if index is None and placement == "turn":
+            messages.append({"role": "user", "content": rendered})
+        elif index is None:
             messages.insert(0, {"role": "system", "content": rendered})
         else:
             messages[index] = {**messages[index], "content": _append(messages[index].get("content"), rendered)}
@@ -70,7 +73,9 @@ def insert_hint(prompt: Prompt, hint: str, placement: str = "user", template: st
 
 
 def _target(messages: Sequence[Message], placement: str) -> int | None:
-    """The index of the message that takes the hint; `None` when a system message has to be added."""
+    """The index of the message that takes the hint; `None` when one has to be added."""
+    if placement == "turn":
+        return len(messages) - 1 if messages and messages[-1].get("role") == "user" else None
     if placement == "system":
         return next((i for i, message in enumerate(messages) if message.get("role") in _SYSTEM_ROLES), None)
     for i in reversed(range(len(messages))):

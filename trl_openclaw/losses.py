@@ -117,18 +117,18 @@ def topk_reverse_kl(
 
 
 def combine_advantages(
-    row_advantages: torch.Tensor, token_advantages: torch.Tensor, rl_weight: float, opd_weight: float
+    reward_advantages: torch.Tensor, token_advantages: torch.Tensor, rl_weight: float, opd_weight: float
 ) -> torch.Tensor:
     """`A_t = w_rl * r + w_opd * A_t^OPD` (Combine, arXiv 2603.10165).
 
     Args:
-        row_advantages (`(B,)`): The row's reinforcement-learning advantage, 0 where it has no score.
+        reward_advantages (`(B, T)`): The reinforcement-learning advantage, 0 where a turn has no score.
         token_advantages (`(B, T)`): The OPD advantage, 0 where it has no hint.
 
     Returns:
         Advantages `(B, T)`.
     """
-    return rl_weight * row_advantages.unsqueeze(1) + opd_weight * token_advantages
+    return rl_weight * reward_advantages + opd_weight * token_advantages
 
 
 def gap_statistics(

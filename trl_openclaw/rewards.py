@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .feedback import FeedbackBatch, feedback_columns, feedback_metrics
 from .next_states.base import NextStateProvider
+from .trajectories import split_trajectory
 from .types import Feedback, Messages, Turn
 
 if TYPE_CHECKING:
@@ -14,11 +15,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+JUDGE_REWARDS = ("majority", "mean")
+TRAJECTORY_COLUMN = "trajectory"
+"""Where a rollout function leaves the messages of a row, which TRL knows as one text."""
+
 
 class HindsightReward:
     """Async TRL reward function: what followed the reply is judged, and the score is the reward.
 
     A turn without a score (no next state, a tie, any failure) gets `None`, which TRL leaves out of its group's mean.
+    Where a completion holds several turns (tools, environments, rollout functions), each is judged by what followed it,
+    and the reward is the mean of their scores; see [`~trl_openclaw.trajectories.split_trajectory`]. What follows the
+    last turn is what the environment's `next_state` says, else the provider, else the column.
+
     Nothing is ever raised, since an error on one rank would leave the others waiting. The metrics of
     [`~trl_openclaw.feedback.feedback_metrics`] and the columns of [`~trl_openclaw.feedback.feedback_columns`] go to
     TRL's own logs, the reward itself as `rewards/judge/mean`.
@@ -40,8 +49,13 @@ class HindsightReward:
             Whether to ask the judge for scores alone, since a reward has no use for hints. Needs a judge with
             `without_hints()`; another is used as it is.
 
+        judge_reward (`str`, *optional*, defaults to `"majority"`):
+            What a turn's score is: `"majority"` (-1, 0 or 1), or `"mean"` of the valid votes.
+
     Attributes:
-        last (`list[Feedback]`): The feedback of the latest call.
+        last (`list[Feedback]`): The feedback of the latest call, turn by turn, row by row.
+        places (`list[tuple[int, int]]`): The row and the step of each of these turns.
+        calls_tools (`bool`): Whether the policy has tools, so that a call nobody could read counts as one.
         early (`float`): The share of that call's turns that had been started before it, as early ones; see
             [`open_batch`].
         seconds (`float`): How long that call took.
@@ -56,7 +70,10 @@ class HindsightReward:
         timeout: float = 600.0,
         eos_token_ids: int | Iterable[int] | None = None,
         score_only: bool = True,
+        judge_reward: str = "majority",
     ):
+        if judge_reward not in JUDGE_REWARDS:
+            raise ValueError(f"`judge_reward` must be one of {', '.join(JUDGE_REWARDS)}, got {judge_reward!r}.")
         if max_concurrency < 1 or timeout <= 0:
             raise ValueError(
                 f"`max_concurrency` must be at least 1 and `timeout` positive, got {max_concurrency} and {timeout}."
@@ -68,7 +85,10 @@ class HindsightReward:
         self.timeout = timeout
         ids = [eos_token_ids] if isinstance(eos_token_ids, int) else eos_token_ids
         self.eos_token_ids = None if ids is None else frozenset(ids)
+        self.judge_reward = judge_reward
+        self.calls_tools = False
         self.last: list[Feedback] = []
+        self.places: list[tuple[int, int]] = []
         self.early = 0.0
         self._opened: FeedbackBatch | None = None
         self.seconds = 0.0
@@ -97,22 +117,36 @@ class HindsightReward:
             columns: The dataset's other columns, one entry per row.
 
         Returns:
-            -1, 0, 1 or `None` per row.
+            -1, 0, 1 or `None` per row; the mean of what its turns have, where it has several.
         """
         started = time.perf_counter()
         batch = self.take_batch() or self._new_batch()
         try:
-            turns = self._turns(prompts, completions, completion_ids)
-            self.last = await batch.collect(turns, _rows(columns, len(turns)), self.timeout)
+            rows = _rows(columns, len(prompts))
+            ids: Sequence[Any] = completion_ids if completion_ids is not None else [None] * len(prompts)
+            split = [self.turns(*row) for row in zip(prompts, completions, ids, rows, strict=True)]
+            self.places = [(row, turn.step) for row, turns in enumerate(split) for turn in turns]
+            turns = [turn for found in split for turn in found]
+            self.last = await batch.collect(turns, [rows[row] for row, _ in self.places], self.timeout)
         except Exception as error:
             logger.warning("No turn of this batch could be judged: %s: %s", type(error).__name__, error)
             bare = [Turn(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+            self.places = [(row, 0) for row in range(len(bare))]
             self.last = [Feedback(turn, failure="judge_failed", detail=repr(error)) for turn in bare]
         finally:
             await batch.close()
         self.early = batch.num_early / len(self.last) if self.last else 0.0
         self._log(log_extra, log_metric)
         self.seconds = time.perf_counter() - started
+        scores: list[list[float]] = [[] for _ in prompts]
+        for (row, _), score in zip(self.places, self.turn_scores(), strict=True):
+            scores[row] += [] if score is None else [score]
+        return [sum(found) / len(found) if found else None for found in scores]
+
+    def turn_scores(self) -> list[float | None]:
+        """The score of each turn of the latest call."""
+        if self.judge_reward == "mean":
+            return [feedback.verdict.mean_vote if feedback.verdict else None for feedback in self.last]
         return [None if feedback.score is None else float(feedback.score) for feedback in self.last]
 
     def open_batch(self) -> FeedbackBatch:
@@ -128,24 +162,20 @@ class HindsightReward:
         batch, self._opened = self._opened, None
         return batch
 
-    def turn(self, prompt: str | Messages, completion: str | Messages, ids: Sequence[int] | None) -> Turn:
-        """The turn that judge and provider see of a row."""
-        return Turn(prompt, completion, truncated=self._is_truncated(ids))
+    def turns(
+        self,
+        prompt: str | Messages,
+        completion: str | Messages,
+        ids: Sequence[int] | None,
+        row: Mapping[str, Any],
+    ) -> list[Turn]:
+        """The turns of a row, as judge and provider see them. Most have one."""
+        trajectory = row.get(TRAJECTORY_COLUMN)
+        said = trajectory if isinstance(trajectory, list) and trajectory else completion
+        return split_trajectory(prompt, said, truncated=self._is_truncated(ids), calls_tools=self.calls_tools)
 
     def _new_batch(self) -> FeedbackBatch:
         return FeedbackBatch(self.next_state, self.judge, self.max_concurrency)
-
-    def _turns(
-        self,
-        prompts: Sequence[str | Messages],
-        completions: Sequence[str | Messages],
-        completion_ids: Sequence[Sequence[int]] | None,
-    ) -> list[Turn]:
-        ids: Sequence[Sequence[int] | None] = completion_ids if completion_ids is not None else [None] * len(prompts)
-        return [
-            self.turn(prompt, completion, row_ids)
-            for prompt, completion, row_ids in zip(prompts, completions, ids, strict=True)
-        ]
 
     def _is_truncated(self, ids: Sequence[int] | None) -> bool:
         if self.eos_token_ids is None or ids is None or len(ids) == 0:
@@ -163,7 +193,7 @@ class HindsightReward:
                     for value in values:
                         log_metric(name, value)
             if log_extra is not None:
-                for name, column in feedback_columns(self.last).items():
+                for name, column in feedback_columns(self.last, [row for row, _ in self.places]).items():
                     log_extra(name, column)
         except Exception as error:
             logger.warning("The judge's metrics could not be logged: %s: %s", type(error).__name__, error)

@@ -43,8 +43,8 @@ def test_a_rank_whose_conversations_are_over_samples_on_with_the_others(tmp_path
 
 def test_each_rank_trains_on_the_scores_of_its_own_rows(tmp_path):
     first, second = launch("scores by rank", tmp_path)
-    assert first["row_advantages"] == [[1.0] * 4] * 2
-    assert second["row_advantages"] == [[-1.0] * 4] * 2
+    assert first["step_advantages"] == [[1.0] * 4] * 2
+    assert second["step_advantages"] == [[-1.0] * 4] * 2
 
 
 def test_an_empty_hint_batch_on_all_ranks(tmp_path):

@@ -272,7 +272,7 @@ def main(scenario: str, folder: str) -> None:
         "teacher_forwards": len(forwards),
         "losses": [loss.item() for loss in losses],
         "num_items": [batch["num_items_in_batch"].item() for batch in batches],
-        "row_advantages": [batch["row_advantages"].tolist() for batch in batches],
+        "step_advantages": [batch["step_advantages"].squeeze(1).tolist() for batch in batches],
         "active_tokens": [int((b["completion_mask"] * b["tool_mask"]).sum()) for b in batches],
         "engine": type(trainer.model_wrapped).__name__,
         "student_tokens": tokens[True],

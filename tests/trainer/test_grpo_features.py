@@ -4,59 +4,12 @@ import time
 
 import pytest
 import torch
+from agent_harness import CALL, Doubler, double, script_completions, tool_tokenizer
 from datasets import Dataset
 from tiny import tiny_llama, tiny_tokenizer
 from trainer_harness import SETTINGS, ScriptedTeacher, always_replies, batches_of, judge_that, logged, make_trainer
-from trl.chat_template_utils import qwen3_chat_template
 
 from trl_openclaw import CombineConfig, CombineTrainer, LocalJudge, OPDConfig, OPDTrainer
-
-CALL = '<tool_call>\n{"name": "double", "arguments": {"x": 2}}\n</tool_call><|im_end|>'
-
-
-def double(x: int) -> int:
-    """Double a number.
-
-    Args:
-        x: The number.
-    """
-    return 2 * x
-
-
-class Doubler:
-    """An environment with one tool."""
-
-    def reset(self, **kwargs):
-        return " (double it)"
-
-    def double(self, x: int) -> int:
-        """Double a number.
-
-        Args:
-            x: The number.
-        """
-        return 2 * x
-
-
-def tool_tokenizer():
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = qwen3_chat_template
-    return tokenizer
-
-
-def script_completions(trainer, texts):
-    """Let the policy sample these texts: one list per call of the generation step, repeated over the rows."""
-    calls = iter(texts)
-    tokenizer = trainer.processing_class
-
-    def scripted(prompt_ids, *args, **kwargs):
-        text = next(calls)
-        ids = [tokenizer(text)["input_ids"] for _ in prompt_ids]
-        if trainer.empty_rows is None:
-            trainer.empty_rows = [False] * len(ids)
-        return ids, None
-
-    trainer._generate_single_turn = scripted
 
 
 @pytest.mark.parametrize("source", ["tools", "environment_factory"])
@@ -125,7 +78,7 @@ def test_turns_in_an_environment_wait_for_the_reward_call(tmp_path):
     )
     script_completions(trainer, [CALL, "4<|im_end|>"])
     trainer.train()
-    assert order == ["reward", *["judge"] * 4, *["teacher"] * 4]
+    assert order == ["reward", *["judge"] * 8, *["teacher"] * 4]
 
 
 @pytest.mark.parametrize("trainer_class", [OPDTrainer, CombineTrainer])

@@ -8,7 +8,7 @@ from tiny import tiny_tokenizer
 from trainer_harness import ScriptedTeacher, batches_of, judge_with_hints, make_trainer, prompts
 
 from trl_openclaw._trl import SeamGRPOTrainer
-from trl_openclaw.trainer.hint_rows import HintCandidates, find_hints, render_candidates
+from trl_openclaw.trainer.hint_rows import HintCandidates, Placement, PlainTurn, find_hints, render_candidates
 from trl_openclaw.types import Feedback, Turn, Verdict, Vote
 
 CODE = "\ndef double(x):\n    return  2 * x\n\n\n\n# done<|im_end|>\n"
@@ -118,8 +118,7 @@ def test_rows_keep_their_own_tools():
 @pytest.mark.parametrize(("window", "drop"), [(8, "too_long"), (9, None)])
 def test_a_row_must_fit_with_and_without_its_hint(window, drop):
     """A hint may stand in the place of something longer, but a reference reads the plain prompt."""
-    (rows,) = render_candidates(
-        ["plain"], [[1] * 6], [HintCandidates(("Be brief.",))], [3],
-        tokenize=lambda prompts, rows: [[2] * 4 for _ in prompts], place=lambda prompt, hint: hint, max_length=window,
-    )  # fmt: skip
-    assert [row.drop for row in rows] == [drop]
+    placement = Placement(lambda prompt, hint: hint, lambda prompts, rows: [[2] * 4 for _ in prompts])
+    turn = PlainTurn(0, "plain", [1] * 6, [], 3)
+    (found,) = render_candidates([turn], [HintCandidates(("Be brief.",))], placement, window)
+    assert [one.drop for one in found] == [drop]

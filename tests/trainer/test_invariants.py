@@ -231,10 +231,11 @@ class TestNoSignalNoGradient:
         trainer.train()
         inputs, tokens = seen[0]
         assert tokens.isfinite().all()
-        assert (tokens[~inputs["hint_mask"]] == -1.0).all()
+        unhinted = ~inputs["hint_mask"].unsqueeze(1) & inputs["completion_mask"].bool()
+        assert (tokens[unhinted] == -1.0).all()
         assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
-        assert batches[0]["tool_mask"].all()
-        assert batches[0]["row_advantages"].tolist() == [-1.0] * 4
+        assert batches[0]["tool_mask"].bool().equal(batches[0]["completion_mask"].bool())
+        assert batches[0]["step_advantages"].squeeze(1).tolist() == [-1.0] * 4
 
 
 class TestDirection:

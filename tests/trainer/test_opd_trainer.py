@@ -230,7 +230,7 @@ class TestRewards:
         trainer = make_trainer(tmp_path, CombineTrainer, judge=judge, config={"opd_weight": 0.0})
         batches = batches_of(trainer)
         trainer.train()
-        assert batches[0]["row_advantages"].tolist() == [1.0, -1.0, 0.0, 0.0]
+        assert batches[0]["step_advantages"].squeeze(1).tolist() == [1.0, -1.0, 0.0, 0.0]
         assert batches[0]["tool_mask"].any(1).tolist() == [True, True, False, False]
         assert batches[0]["num_items_in_batch"] == batches[0]["completion_mask"][:2].sum()
 
@@ -256,7 +256,7 @@ class TestRewards:
         )
         batches = batches_of(trainer)
         trainer.train()
-        assert batches[0]["row_advantages"].tolist() == [1.0, -1.0, 1.0, -1.0]
+        assert batches[0]["step_advantages"].squeeze(1).tolist() == [1.0, -1.0, 1.0, -1.0]
 
     def test_reward_functions_add_to_the_score_with_their_weights(self, tmp_path):
         def two(completions, **kwargs):
@@ -268,7 +268,7 @@ class TestRewards:
         )  # fmt: skip
         batches = batches_of(trainer)
         trainer.train()
-        assert batches[0]["row_advantages"].tolist() == [-0.5] * 4
+        assert batches[0]["step_advantages"].squeeze(1).tolist() == [-0.5] * 4
         assert logged(trainer, "rewards/two/mean") == [2.0]
         assert logged(trainer, "rewards/judge/mean") == [-1.0]
 

@@ -20,7 +20,7 @@ from trl_openclaw import Vote
 from trl_openclaw.errors import TeacherError
 from trl_openclaw.scoring import TeacherScores
 from trl_openclaw.teachers import FrozenTeacher
-from trl_openclaw.trainer.hint_rows import HintedRow, shortlist
+from trl_openclaw.trainer.hint_rows import HintedTurn, shortlist
 
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
 HINTS = ("One.", "Two.", "Three.")
@@ -268,9 +268,9 @@ class TestHintSelection:
 
     @pytest.mark.parametrize(("rule", "expected"), [("longest", "ccc"), ("shortest", "a"), ("sequence", None)])
     def test_rules_of_texts_look_at_what_fits(self, rule, expected):
-        candidates = [HintedRow(drop="too_long"), *(HintedRow(hint, [1]) for hint in ("bb", "ccc", "a"))]
+        candidates = [HintedTurn(drop="too_long"), *(HintedTurn(hint, [1]) for hint in ("bb", "ccc", "a"))]
         found = shortlist(candidates, rule, random.Random(0))
-        assert found == (candidates if expected is None else [HintedRow(expected, [1])])
+        assert found == (candidates if expected is None else [HintedTurn(expected, [1])])
         assert shortlist(candidates[:1], rule, random.Random(0)) == candidates[:1]
 
 

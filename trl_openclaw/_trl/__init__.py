@@ -10,10 +10,12 @@ from .forward import completion_positions_only
 from .generation import Rollout, as_rewards_see, reward_columns
 from .models import prepare_scoring_model, use_small_tiles
 from .seams import SIGNATURES, UNREWARDED_WARNING, SeamGRPOTrainer
+from .suffixes import ChatSuffixes
 
 __all__ = [
     "SIGNATURES",
     "UNREWARDED_WARNING",
+    "ChatSuffixes",
     "ChunkedDivergenceFunction",
     "Rollout",
     "SeamGRPOTrainer",

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ class Rollout:
     Args:
         prompts: What was sampled from, text or messages.
         prompt_ids: Their ids, unpadded.
-        completions: What was sampled, text or messages.
-        completion_ids: The sampled ids, unpadded.
+        completions: What was sampled, text or messages; with what tools, environments and users said in between.
+        completion_ids: Their ids, unpadded.
         masked: Which completions were cut and are masked by TRL (`mask_truncated_completions`).
+        tool_mask: For each completion, 1 where an id was sampled and 0 elsewhere; `None` where all were.
     """
 
     prompts: list
@@ -35,6 +37,7 @@ class Rollout:
     completions: list
     completion_ids: list[list[int]]
     masked: list[bool]
+    tool_mask: list[list[int]] | None = None
 
 
 Announce = Callable[[int, list[int]], None]
@@ -132,6 +135,54 @@ def announced(trainer: Any, images: Any, multimodal_fields: Any) -> AbstractCont
         return nullcontext()
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     return watched_generate(model, trainer.eos_token_ids, trainer.on_completion)
+
+
+TRAJECTORY = "trajectory"
+"""The field in which a rollout function hands over the messages of each row, from the first assistant message on."""
+
+
+def with_trajectories(output: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """What a rollout function gave, with the messages of each row, since TRL knows its completions as one text only.
+
+    Where the function gives none but says which ids it did not sample, the ids are decoded, turn by turn.
+
+    Args:
+        output: `completion_ids`, perhaps `env_mask` and `trajectory`, and more.
+        tokenizer: Decodes.
+
+    Raises:
+        ValueError: When `trajectory` or `env_mask` do not go with the ids.
+    """
+    ids, masks, found = output["completion_ids"], output.get("env_mask"), output.get(TRAJECTORY)
+    if masks is not None and [len(mask) for mask in masks] != [len(row) for row in ids]:
+        raise ValueError("`env_mask` of the rollout function must have one entry for each of `completion_ids`.")
+    if found is not None:
+        fits = isinstance(found, list) and len(found) == len(ids) and all(map(_is_conversation, found))
+        if not fits:
+            raise ValueError(
+                f"`{TRAJECTORY}` of the rollout function must be a list of messages (`role`, `content`) for each row, "
+                "from the first assistant message on."
+            )
+        return output
+    if masks is None or all(map(all, masks)):
+        return output
+    return output | {TRAJECTORY: [_decoded(tokenizer, *row) for row in zip(ids, masks, strict=True)]}
+
+
+def _is_conversation(messages: Any) -> bool:
+    return isinstance(messages, list) and all(isinstance(message, dict) and "role" in message for message in messages)
+
+
+def _decoded(tokenizer: Any, ids: Sequence[int], mask: Sequence[int]) -> list[dict[str, str]]:
+    """A message for each run of ids that were sampled, or were not."""
+    runs = [(bool(sampled), [i for i, _ in group]) for sampled, group in groupby(zip(ids, mask, strict=True), _mask_of)]
+    texts = tokenizer.batch_decode([run for _, run in runs], skip_special_tokens=True)
+    roles = ["assistant" if sampled else "tool" for sampled, _ in runs]
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+
+
+def _mask_of(pair: tuple[int, int]) -> bool:
+    return bool(pair[1])
 
 
 def as_rewards_see(trainer: Any, rows: Sequence[dict[str, Any]], place: int, ids: list[int]) -> tuple[Any, Any, dict]:

@@ -25,7 +25,7 @@ from ..dropout import disable_functional_dropout
 from ..shared_prefix import PrefixSharing
 from .batches import exchange_window, keep_prompts_together
 from .forward import ObservedForward, has_virtual_tokens, replaced, shared_prefill
-from .generation import Rollout, announced
+from .generation import TRAJECTORY, Rollout, announced, with_trajectories
 from .models import use_small_tiles
 
 SIGNATURES: dict[str, tuple[str, ...]] = {
@@ -77,12 +77,13 @@ class SeamGRPOTrainer(GRPOTrainer):
             disable_functional_dropout(self.model)
         self.empty_rows: list[bool] | None = None
         self._sampled_from: list[list[int]] = []
+        self._tool_mask: list[list[int]] | None = None
         self._awaits_old_policy = False
         shares = getattr(self.args, "prefix_sharing", False)
         self.prefix_sharing = PrefixSharing(self.accelerator) if shares else None
         rollout_func = getattr(self, "rollout_func", None)
         if rollout_func is not None:
-            self.rollout_func = self._fill_empty_rollouts(rollout_func)
+            self.rollout_func = self._complete_rollouts(rollout_func)
 
     # Seams
 
@@ -159,6 +160,16 @@ class SeamGRPOTrainer(GRPOTrainer):
     def has_environment(self) -> bool:
         """Whether an environment supplies the prompts that a dataset leaves out."""
         return self.environment_factories is not None
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the policy may call tools, its environment's included."""
+        return bool(self.tools)
+
+    @property
+    def takes_several_turns(self) -> bool:
+        """Whether a completion may hold several turns of the policy."""
+        return self.has_tools or self.has_environment or self.rollout_func is not None
 
     @property
     def scores_old_policy(self) -> bool:
@@ -282,7 +293,9 @@ class SeamGRPOTrainer(GRPOTrainer):
         self.empty_rows = None
         with self.timed("generate"):
             output = super()._generate(prompts)
-        self._sampled_from = [torch.as_tensor(ids).tolist() for ids in output[0]]  # a rollout function's may be arrays
+        # A rollout function's may be arrays.
+        self._sampled_from = [torch.as_tensor(ids).tolist() for ids in output[0]]
+        self._tool_mask = None if output[2] is None else [torch.as_tensor(mask).tolist() for mask in output[2]]
         return output
 
     def _tokenize_prompts(self, prompts):
@@ -312,8 +325,8 @@ class SeamGRPOTrainer(GRPOTrainer):
                 ]
         return completion_ids, logprobs
 
-    def _fill_empty_rollouts(self, rollout_func: Callable) -> Callable:
-        def filled(prompts, trainer):
+    def _complete_rollouts(self, rollout_func: Callable) -> Callable:
+        def completed(prompts, trainer):
             output = dict(rollout_func(prompts, trainer))
             if "completion_ids" in output:  # a missing key is TRL's to report
                 output["completion_ids"], output["logprobs"] = self._fill_empty(
@@ -321,16 +334,18 @@ class SeamGRPOTrainer(GRPOTrainer):
                 )
                 if "env_mask" in output:
                     output["env_mask"] = [mask or [1] for mask in map(list, output["env_mask"])]
+                output = with_trajectories(output, self.tokenizer)
             return output
 
-        return filled
+        return completed
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         ends = {*self.eos_token_ids, self.pad_token_id}
         masked = [self.mask_truncated_completions and ids[-1] not in ends for ids in completion_ids_list]
+        said = [row.get(TRAJECTORY, completion) for row, completion in zip(inputs, completions, strict=True)]
         # Copies, since reward functions and next states are free to edit what they are shown.
-        shown = copy.deepcopy((prompts, completions))
-        rollout = Rollout(shown[0], self._sampled_from, shown[1], completion_ids_list, masked)
+        shown = copy.deepcopy((prompts, said))
+        rollout = Rollout(shown[0], self._sampled_from, shown[1], completion_ids_list, masked, self._tool_mask)
         self.before_rewards(inputs, rollout)
         # TRL warns about every row without a reward and prints the row. Such rows are ordinary here and counted in
         # the metrics, and what users wrote does not belong in a log unasked.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from ..rewards import JUDGE_REWARDS
 from .opd_config import OPDConfig
 from .settings import Number
 
@@ -36,7 +37,12 @@ class CombineConfig(OPDConfig):
             `"none"`: the weighted sum of rewards is the row's advantage as it is, so equal scores still teach. A row
             whose reward is exactly 0 (neutral) then says nothing and is left out of the loss, as in OpenClaw-RL.
             `"group"`: TRL's group-relative advantage (`scale_rewards` applies). Equal scores in a group give 0, and
-            such rows are left out of the loss as well.
+            such rows are left out of the loss as well. Where completions have several turns (tools, environments,
+            rollout functions), each turn has a reward of its own, outcome plus the judge's, and is compared with the
+            turn of the same step in the other completions of its prompt.
+        judge_reward (`str`, *optional*):
+            What the judge's votes come to as a reward: `"majority"` (-1, 0 or 1, none for a draw) or `"mean"` (of the
+            valid votes). By default `"mean"` where completions have several turns, else `"majority"`.
     """
 
     _NUMBERS: ClassVar[dict[str, Number]] = {
@@ -53,6 +59,10 @@ class CombineConfig(OPDConfig):
         default="none",
         metadata={"help": "`none`: rewards are advantages as they are; `group`: TRL's group-relative advantages."},
     )
+    judge_reward: str | None = field(
+        default=None,
+        metadata={"help": "The judge's votes as a reward: `majority`, or `mean`, the default with several turns."},
+    )
 
     def _check_values(self) -> None:
         super()._check_values()
@@ -60,6 +70,8 @@ class CombineConfig(OPDConfig):
             raise ValueError(
                 f"`reward_baseline` must be one of {', '.join(REWARD_BASELINES)}, got {self.reward_baseline!r}."
             )
+        if self.judge_reward not in (None, *JUDGE_REWARDS):
+            raise ValueError(f"`judge_reward` must be one of {', '.join(JUDGE_REWARDS)}, got {self.judge_reward!r}.")
         unused = [name for name, off in _WITHOUT_DISTILLATION.items() if getattr(self, name) not in off]
         if self.opd_weight == 0 and unused:
             raise ValueError(
@@ -68,6 +80,8 @@ class CombineConfig(OPDConfig):
             )
         if self.rl_weight == 0 and self.reward_baseline != "none":
             raise ValueError("With `rl_weight=0` no reward is trained; leave `reward_baseline` alone.")
+        if self.rl_weight == 0 and self.judge_reward is not None:
+            raise ValueError("With `rl_weight=0` no reward is trained; leave `judge_reward` alone.")
         if self.rl_weight == 0 and self.opd_weight == 0:
             raise ValueError("`rl_weight` and `opd_weight` are both 0: there is nothing to train on.")
 

@@ -4,12 +4,14 @@ from typing import Any
 
 import torch
 from accelerate.logging import get_logger
+from torch.nn import functional as F
 
 from ..judges.base import Judge
 from .build_teacher import TeacherModel
 from .combine_config import CombineConfig
 from .opd_config import OPDConfig
 from .opd_trainer import OPDTrainer
+from .step_rewards import standardised
 
 logger = get_logger(__name__)
 
@@ -21,7 +23,10 @@ class CombineTrainer(OPDTrainer):
     """
     Trainer for Combine, from [OpenClaw-RL](https://huggingface.co/papers/2603.10165): the advantage of a token is
     `rl_weight * r + opd_weight * A_t`, where `r` is the judge's score plus the weighted `reward_funcs`, and `A_t` is
-    [`OPDTrainer`]'s. A row trains if it has either signal.
+    [`OPDTrainer`]'s. A turn trains if it has either signal.
+
+    With tools, an environment or a rollout function, `r` is the reward of the turn's step: the outcome of its
+    trajectory (the `reward_funcs` and the environment's `get_reward`) plus what the judge says of the step.
 
     With `opd_weight=0` this is Binary RL: no hint is asked for and no teacher runs.
 
@@ -43,6 +48,10 @@ class CombineTrainer(OPDTrainer):
         assert isinstance(args, CombineConfig)
         return args.rl_weight, args.opd_weight
 
+    def _judge_reward(self, args: OPDConfig, several_turns: bool) -> str:
+        assert isinstance(args, CombineConfig)
+        return args.judge_reward or ("mean" if several_turns else "majority")
+
     def _check_signals(self, judge: Judge | None, reward_funcs: list, teacher_model: TeacherModel | None) -> None:
         if not self.rl_weight:
             super()._check_signals(judge, reward_funcs, teacher_model)
@@ -56,24 +65,29 @@ class CombineTrainer(OPDTrainer):
                 "alone."
             )
 
-    def row_advantages(
-        self, batch: dict[str, Any], rewards_per_func: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rewards as they are, or TRL's group-relative advantages; where that is 0, the row has nothing to say.
+    def step_advantages(self, batch: dict[str, Any], rewards_per_func: torch.Tensor) -> torch.Tensor:
+        """Rewards as they are, or relative to the group; see [`OPDTrainer.step_advantages`].
 
         Raises:
             ValueError: On every rank, when a reward is infinite.
         """
-        rows, rewards = len(batch["completion_ids"]), rewards_per_func
-        own = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
-        self._check_rewards(rewards)
-        scored = ~rewards.isnan().all(dim=1)[own]
+        self._check_rewards(rewards_per_func)
         if not self.rl_weight:
-            return torch.zeros_like(scored, dtype=torch.float32), torch.zeros_like(scored)
-        if self.args.reward_baseline == "group":
-            return batch["advantages"], scored & (batch["advantages"] != 0)
-        raw = (rewards * self.reward_weights.to(rewards)).nansum(dim=1)[own]
-        return raw, scored & (raw != 0)
+            return super().step_advantages(batch, rewards_per_func)
+        group = self.args.reward_baseline == "group"
+        if group and not self.takes_several_turns:
+            scored = ~self.own_rows(rewards_per_func).isnan().all(dim=1)
+            return torch.where(scored, batch["advantages"], float("nan")).unsqueeze(1)
+        rewards = self.step_rewards(rewards_per_func)
+        return self.own_rows(self._standardised(rewards))[:, : rewards.size(1)] if group else rewards
+
+    def _standardised(self, rewards: torch.Tensor) -> torch.Tensor:
+        """The advantages of all ranks' steps, whose numbers may differ from rank to rank."""
+        longest = torch.tensor([rewards.size(1)], device=rewards.device)
+        width = int(self.accelerator.gather(longest).max())
+        padded = F.pad(rewards, (0, width - rewards.size(1)), value=float("nan"))
+        size = self.num_generations if self.mode == "train" else self.num_generations_eval
+        return standardised(self.accelerator.gather(padded), size, self.scale_rewards)
 
     def _check_rewards(self, rewards: torch.Tensor) -> None:
         """Refuse infinite rewards, and point out those that drown all others, once."""

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..hint_selection import OVERLAP_RULES, select_by_overlap, support, topk_overlap
+from ..hint_selection import select_by_overlap, support, topk_overlap
 from ..lm_head import LMHead, TokenStates
 from ..losses import extrapolation
 from ..objectives import Objective
+from .turns import turn_masks
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,9 @@ class Comparison:
         """Choose among the candidates of a batch, and put in their place what the loss compares.
 
         Takes out what starts with `candidate_` and `reference_`; see [`~.teacher_pass.Lesson`]. Puts in
-        `teacher_per_token_logps` `(B, T)`, NaN where there is none, `hint_choice` `(B,)` (the candidate that most
-        tokens of a row have), `hint_overlap` `(B, T)` where the student's best tokens are known (the share of them that
-        are the teacher's, too), what G-OPD adds, and what the objective asks for.
+        `teacher_per_token_logps` `(B, T)`, NaN where there is none, `hint_choice` `(B, S)` (the candidate that most
+        tokens of a turn have), `hint_overlap` `(B, T)` where the student's best tokens are known (the share of them
+        that are the teacher's, too), what G-OPD adds, and what the objective asks for.
 
         Args:
             batch: Rows of a generation batch; changes.
@@ -119,11 +120,12 @@ class Comparison:
         overlap = None
         if student is not None:
             overlap = topk_overlap(student.topk_ids.unsqueeze(1), known["candidate_topk_ids"][row, :, token])
-        choice = self._choose(overlap, logps.isfinite(), mask)
+        turns = turn_masks(batch["turn_index"], batch["step_advantages"].size(1))
+        choice = self._choose(overlap, logps.isfinite(), mask, turns)
         chosen = choice[row, token]
         at = (row, chosen, token)
-        counts = F.one_hot(choice, logps.size(1)).masked_fill(~mask.unsqueeze(-1), 0).sum(dim=1)
-        batch["hint_choice"] = counts.argmax(dim=1)
+        chosen_by = F.one_hot(choice, logps.size(1)).masked_fill(~mask.unsqueeze(-1), 0)  # (B, T, M)
+        batch["hint_choice"] = (turns.float() @ chosen_by.float()).argmax(dim=2)
         if overlap is not None:
             share = overlap.gather(1, chosen.unsqueeze(1)).squeeze(1)
             batch["hint_overlap"] = _place(share, mask, float("nan"))
@@ -143,13 +145,25 @@ class Comparison:
         if self.objective is not None and self.objective.uses_teacher_states:
             batch["teacher_hidden"] = _place(known["candidate_hidden"][at], mask, 0.0)
 
-    def _choose(self, overlap: torch.Tensor | None, scored: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The candidate of each token `(B, T)`, by overlaps `(P, M)` and where candidates have a score `(B, M, T)`."""
+    def _choose(
+        self, overlap: torch.Tensor | None, scored: torch.Tensor, mask: torch.Tensor, turns: torch.Tensor
+    ) -> torch.Tensor:
+        """The candidate of each token `(B, T)`.
+
+        Args:
+            overlap (`(P, M)`): Agreement of each candidate at the tokens that have a teacher.
+            scored (`(B, M, T)`): Where a candidate has a score.
+            mask (`(B, T)`): The tokens that have a teacher.
+            turns (`(B, S, T)`): The tokens of each turn.
+        """
         if overlap is None:
             return torch.zeros_like(mask, dtype=torch.long)
         rule = self.args.hint_selection
         shares = _place(overlap, mask, 0.0).transpose(1, 2)
-        return select_by_overlap(shares, scored, rule if rule in OVERLAP_RULES else "token")
+        if rule != "sequence":
+            return select_by_overlap(shares, scored, "token")
+        by_turn = select_by_overlap(shares.unsqueeze(1), scored.unsqueeze(1) & turns.unsqueeze(2), rule)  # (B, S, T)
+        return (by_turn * turns).sum(dim=1)
 
     def _support(
         self,

@@ -25,6 +25,7 @@ from .._trl import Rollout, SeamGRPOTrainer, as_rewards_see, reward_columns
 from ..calls import runs_in_process
 from ..feedback import FeedbackBatch
 from ..rewards import HindsightReward
+from ..types import Turn
 
 _PATIENCE = 2.0
 """Seconds to wait until what is not wanted any more has stopped. The event loop may be blocked by a judge."""
@@ -62,24 +63,27 @@ class EarlyFeedback:
         self._batch = self.reward.open_batch()
 
     def start(self, place: int, completion_ids: list[int]) -> None:
-        """The row at `place` has ended with these ids."""
-        seen = as_rewards_see(self.trainer, self._rows, place, completion_ids)
-        self._start(place, *seen, completion_ids, early=True)
+        """The row at `place`, which has one turn, has ended with these ids."""
+        prompt, completion, row = as_rewards_see(self.trainer, self._rows, place, completion_ids)
+        (turn,) = self.reward.turns(prompt, completion, completion_ids, row)
+        self._start(place, turn, row, early=True)
 
     def start_others(self, rollout: Rollout) -> None:
-        """All rows have ended: start those that have not been."""
-        for place in range(len(self._rows)):
-            if place in self._places:
-                continue
+        """All rows have ended: start the turns that have not been, in the order in which they will be asked for."""
+        place = 0
+        for at in range(len(self._rows)):
             # Copies, which no reward function can rewrite unnoticed.
-            prompt, completion = copy.deepcopy((rollout.prompts[place], rollout.completions[place]))
-            row = reward_columns(self._rows, place)
-            self._start(place, prompt, completion, row, rollout.completion_ids[place], early=False)
+            prompt, completion = copy.deepcopy((rollout.prompts[at], rollout.completions[at]))
+            row = reward_columns(self._rows, at)
+            for turn in self.reward.turns(prompt, completion, rollout.completion_ids[at], row):
+                if place not in self._places:
+                    self._start(place, turn, row, early=False)
+                place += 1
 
-    def _start(self, place: int, prompt: Any, completion: Any, row: dict, ids: list[int], *, early: bool) -> None:
+    def _start(self, place: int, turn: Turn, row: dict, *, early: bool) -> None:
         assert self._batch is not None, "a batch is opened before it is sampled"
         self._places.add(place)
-        start = partial(self._batch.start, place, self.reward.turn(prompt, completion, ids), row, early=early)
+        start = partial(self._batch.start, place, turn, row, early=early)
         self.trainer.async_loop.call_soon_threadsafe(start)
 
     def close(self) -> None:

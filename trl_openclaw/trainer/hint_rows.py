@@ -1,4 +1,4 @@
-"""From hints to what the teacher reads: the hinted prompts of each row, or the reason why there is none."""
+"""From hints to what the teacher reads before each turn, or the reason why there is nothing."""
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,23 +19,25 @@ DropReason = Literal[
     "no_teacher_score",
     "empty_completion",
     "masked_completion",
+    "unmatched_turn",
 ]
 """`no_hint`: nobody had one. `no_feedback`: the judge or the next state failed. `unreadable_hint`: the privileged
 context is no text. `no_user_message`: no place for it. `too_long`: the hinted prompt and the completion do not fit into
 the teacher's window. `no_teacher_score`: the teacher had no finite log-prob for it. `empty_completion`: nothing was
-sampled. `masked_completion`: TRL masked the truncated completion (`mask_truncated_completions`)."""
+sampled. `masked_completion`: TRL masked the truncated completion (`mask_truncated_completions`). `unmatched_turn`: the
+row's messages do not tell as many turns as its tokens."""
 
 DROP_REASONS: tuple[DropReason, ...] = get_args(DropReason)
 
 
 @dataclass(frozen=True)
 class HintCandidates:
-    """What a row may be taught with, before anything is placed, or why there is nothing.
+    """What a turn may be taught with, before anything is placed, or why there is nothing.
 
     Args:
         texts: The candidates, cleaned. `None` among them: the plain prompt, for a teacher that needs no hint.
         drop: Why there are none, or `None`.
-        found: Whether anybody had a hint for the row, before cleaning.
+        found: Whether anybody had a hint for the turn, before cleaning.
         had_control_tokens: Whether such a hint held special tokens, which were removed.
     """
 
@@ -48,12 +50,12 @@ class HintCandidates:
 def find_hints(
     source: str, row: Mapping[str, Any], feedback: Feedback | None, special_tokens: Collection[str]
 ) -> HintCandidates:
-    """Take a row's hints from where they come from, and clean them. A privileged context keeps its layout.
+    """Take a turn's hints from where they come from, and clean them. A privileged context keeps its layout.
 
     Args:
         source: `"judge"`, `"privileged_context"`, or `"none"` where the teacher needs no hint.
         row: The dataset's row.
-        feedback: What the judge said about the row; only hints of the judge need it.
+        feedback: What the judge said about the turn; only hints of the judge need it.
         special_tokens: What a hint must not hold, since the chat template gives it a meaning.
     """
     if source == "none":
@@ -82,81 +84,129 @@ def _as_written(text: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class HintedRow:
-    """One row as the teacher may see it.
+class HintedTurn:
+    """One turn as the teacher may see it.
 
     Args:
-        hint: The hint; `None` when the row was dropped, or is scored without a hint.
-        prompt_ids: Ids of the hinted prompt, or `None` when dropped.
+        hint: The hint; `None` when the turn was dropped, or is scored without a hint.
+        context_ids: Ids of all that the teacher reads before the turn: the prompt and earlier turns, with the hint in
+            its place. `None` when dropped.
         drop: Why there is nothing to score, or `None`.
     """
 
     hint: str | None = None
-    prompt_ids: list[int] | None = None
+    context_ids: list[int] | None = None
     drop: DropReason | None = None
 
 
-def render_candidates(
-    prompts: Sequence[Any],
-    plain_ids: Sequence[Sequence[int]],
-    hints: Sequence[HintCandidates],
-    completion_lengths: Sequence[int],
-    *,
-    tokenize: Callable[[list, list[int]], list[list[int]]],
-    place: Callable[[Any, str], Any],
-    max_length: int | None,
-) -> list[list[HintedRow]]:
-    """Place all candidates and tokenize the prompts, exactly as the sampled prompts were. All in one call.
+@dataclass(frozen=True)
+class PlainTurn:
+    """One turn as it was sampled.
 
     Args:
-        prompts: The prompts that were sampled from, one per row.
-        plain_ids: Their ids, which a prompt without a hint in it has, too.
-        hints: The candidates of each row.
-        completion_lengths: Tokens sampled per row.
-        tokenize: Renders and tokenizes prompts, given the rows that they belong to.
-        place: Puts a hint into a prompt, or gives back the prompt itself.
-        max_length: The window of teacher and reference in tokens, if known. A row that is longer, with the hint or
-            without it, is dropped, never cut.
+        row: The row of the batch.
+        prompt: The row's prompt.
+        prompt_ids: Its ids, which a prompt without a hint in it has, too.
+        history: Ids between the prompt and the turn: earlier turns, and what was said in between.
+        length: Tokens of the turn.
+    """
+
+    row: int
+    prompt: Any
+    prompt_ids: Sequence[int]
+    history: Sequence[int]
+    length: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How hints get into what the teacher reads.
+
+    Args:
+        in_prompt: Puts a hint into a prompt, or gives back the prompt itself.
+        tokenize: Renders and tokenizes prompts, given the rows that they belong to, as the sampled ones were.
+        before_turn: Puts a hint behind the ids that came before a later turn; `None` where hints go into the prompt.
+    """
+
+    in_prompt: Callable[[Any, str], Any]
+    tokenize: Callable[[list, list[int]], list[list[int]]]
+    before_turn: Callable[[list[int], str], list[int]] | None = None
+
+
+def render_candidates(
+    turns: Sequence[PlainTurn], hints: Sequence[HintCandidates], placement: Placement, max_length: int | None
+) -> list[list[HintedTurn]]:
+    """Place all candidates. All prompts that have to be tokenized are, in one call.
+
+    Args:
+        turns: The turns as they were sampled.
+        hints: The candidates of each turn.
+        placement: Where a hint goes.
+        max_length: The window of teacher and reference in tokens, if known. A turn that ends behind it, with the hint
+            or without it, is dropped, never cut.
 
     Returns:
-        The rendered candidates of each row, at least one; a dropped one says why.
+        The rendered candidates of each turn, at least one; a dropped one says why.
     """
-    placed = [[_placed(prompt, hint, place) for hint in row.texts] for prompt, row in zip(prompts, hints, strict=True)]
-    changed = [
-        (i, prompt)
-        for i, found in enumerate(placed)
-        for prompt in found
-        if prompt is not None and prompt is not prompts[i]
+    later = placement.before_turn is not None
+    placed = [
+        [None if later and turn.history else _in_prompt(turn.prompt, hint, placement) for hint in found.texts]
+        for turn, found in zip(turns, hints, strict=True)
     ]
-    ids = iter(tokenize([prompt for _, prompt in changed], [i for i, _ in changed]))
-    rendered: list[list[HintedRow]] = []
-    for i, row in enumerate(hints):
-        room = None if max_length is None else max_length - completion_lengths[i]
-        found = []
-        for hint, prompt in zip(row.texts, placed[i], strict=True):
-            if prompt is None:
-                found.append(HintedRow(drop="no_user_message"))
-                continue
-            prompt_ids = list(plain_ids[i] if prompt is prompts[i] else next(ids))
-            fits = room is None or max(len(prompt_ids), len(plain_ids[i])) <= room
-            found.append(HintedRow(hint, prompt_ids) if fits else HintedRow(drop="too_long"))
-        rendered.append([HintedRow(drop=row.drop)] if row.drop else found)
+    changed = [
+        (turn.row, prompt)
+        for turn, found in zip(turns, placed, strict=True)
+        for prompt in found
+        if prompt is not None and prompt is not turn.prompt
+    ]
+    ids = iter(placement.tokenize([prompt for _, prompt in changed], [row for row, _ in changed]))
+    rendered: list[list[HintedTurn]] = []
+    for turn, found, prompts in zip(turns, hints, placed, strict=True):
+        candidates = []
+        for hint, prompt in zip(found.texts, prompts, strict=True):
+            if later and turn.history:
+                context = _before_turn(turn, hint, placement)
+            elif prompt is None:
+                context = None
+            else:
+                context = [*(turn.prompt_ids if prompt is turn.prompt else next(ids)), *turn.history]
+            candidates.append(_candidate(turn, hint, context, max_length))
+        rendered.append([HintedTurn(drop=found.drop)] if found.drop else candidates)
     return rendered
 
 
-def _placed(prompt: Any, hint: str | None, place: Callable[[Any, str], Any]) -> Any:
+def _in_prompt(prompt: Any, hint: str | None, placement: Placement) -> Any:
     """The prompt with the hint in it; the prompt itself without one; `None` where there is no place for it."""
     if hint is None:
         return prompt
     try:
-        return place(prompt, hint)
+        return placement.in_prompt(prompt, hint)
     except HintError:
         return None
 
 
-def shortlist(candidates: Sequence[HintedRow], rule: str, generator: random.Random) -> list[HintedRow]:
+def _before_turn(turn: PlainTurn, hint: str | None, placement: Placement) -> list[int] | None:
+    """Everything before a later turn, with the hint at its end; `None` where there is no place for it."""
+    plain = [*turn.prompt_ids, *turn.history]
+    if hint is None:
+        return plain
+    assert placement.before_turn is not None
+    try:
+        return placement.before_turn(plain, hint)
+    except HintError:
+        return None
+
+
+def _candidate(turn: PlainTurn, hint: str | None, context: list[int] | None, max_length: int | None) -> HintedTurn:
+    if context is None:
+        return HintedTurn(drop="no_user_message")
+    longest = max(len(context), len(turn.prompt_ids) + len(turn.history)) + turn.length
+    return HintedTurn(hint, context) if max_length is None or longest <= max_length else HintedTurn(drop="too_long")
+
+
+def shortlist(candidates: Sequence[HintedTurn], rule: str, generator: random.Random) -> list[HintedTurn]:
     """The candidates that a teacher has to score: of those that fit, one where a rule of texts decides."""
-    fitting = [row for row in candidates if row.prompt_ids is not None]
+    fitting = [turn for turn in candidates if turn.context_ids is not None]
     if len(fitting) > 1 and rule in TEXT_RULES:
-        return [fitting[TEXT_RULES[rule]([row.hint or "" for row in fitting], generator)]]
+        return [fitting[TEXT_RULES[rule]([turn.hint or "" for turn in fitting], generator)]]
     return list(candidates)

@@ -80,9 +80,15 @@ def check_size(train_dataset: Any, args: OPDConfig) -> None:
 
 
 def check_feedback(
-    judge: Judge | None, next_state: NextStateProvider | None, train_dataset: Any, rollout_func: Any
+    judge: Judge | None, next_state: NextStateProvider | None, train_dataset: Any, several_turns: bool
 ) -> None:
     """Refuse feedback that could never come.
+
+    Args:
+        judge: The judge.
+        next_state: The next-state provider.
+        train_dataset: The dataset, perhaps with next states.
+        several_turns: Whether tools, environments or rollouts may answer.
 
     Raises:
         TypeError: If judge or next state is a plain function.
@@ -92,7 +98,7 @@ def check_feedback(
         if thing is not None and not is_async_callable(thing):
             raise TypeError(f"`{name}` must be an async callable, got {thing!r}. Wrap a function in `{wrapper}`.")
     columns = getattr(train_dataset, "column_names", None)
-    open_ended = columns is None or rollout_func is not None  # a rollout may add the column
+    open_ended = columns is None or several_turns
     if judge is not None and next_state is None and not open_ended and "next_state" not in (columns or ()):
         raise ValueError(
             "There is a `judge` but nothing for it to read: pass `next_state` (a provider), or a dataset with a column "
@@ -146,6 +152,11 @@ def check_policy(trainer: SeamGRPOTrainer, needs_teacher: bool) -> None:
         raise ValueError(
             f"`loss_type={trainer.loss_type!r}` divides by rows; taking rows without a signal out of that divisor "
             "would rescale the router loss as well. Use `loss_type='dapo'` or `router_aux_loss_coef=0`."
+        )
+    if trainer.takes_several_turns and trainer.multi_objective_aggregation != "sum_then_normalize":
+        raise ValueError(
+            f"`multi_objective_aggregation={trainer.multi_objective_aggregation!r}` knows one reward for a completion, "
+            "but with tools, environments and rollouts each turn has its own. Use 'sum_then_normalize'."
         )
     if is_peft_model(trainer.model) and trainer.args.learning_rate == type(trainer.args).learning_rate:
         warnings.warn(

@@ -89,7 +89,10 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
             Where the teacher's extra knowledge comes from: `"judge"`, the dataset column `"privileged_context"`, or
             `"none"` (an external teacher without hints). `"auto"` takes the only one that is there.
         hint_placement (`str`, *optional*, defaults to `"user"`):
-            Where a hint goes: to the end of the last `"user"` message, or of the `"system"` message.
+            Where a hint goes: to the end of the prompt's last `"user"` message or of its `"system"` message, or,
+            with `"turn"`, right before the turn that it is for. A prompt's first turn then has it in the last message
+            if that is the user's, every other turn in a user message of its own. The turns of a trajectory then share
+            all that came before, which makes the teacher's pass several times cheaper.
         hint_template (`str`, *optional*):
             Text around the hint, with `{hint}` in it.
         self_test (`bool`, *optional*, defaults to `True`):
@@ -188,7 +191,8 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
         metadata={"help": "Where hints come from: `judge`, `privileged_context` (a column), `none`, or `auto`."},
     )
     hint_placement: str = field(
-        default="user", metadata={"help": "Where a hint goes: end of the last `user` message or `system` message."}
+        default="user",
+        metadata={"help": "Where a hint goes: end of the last `user` or `system` message, or before its `turn`."},
     )
     hint_template: str = field(
         default=DEFAULT_HINT_TEMPLATE, metadata={"help": "Text around the hint; must contain `{hint}`."}

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
 
-from .._trl import Rollout, SeamGRPOTrainer, get_config_model_id
+from .._trl import ChatSuffixes, Rollout, SeamGRPOTrainer, get_config_model_id
 from ..format_tokens import cap_format_tokens, format_token_ids
 from ..judges.base import Judge
 from ..lm_head import TokenStates
@@ -24,7 +24,7 @@ from ..rewards import HindsightReward
 from ..scoring import TokenScorer
 from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, Teacher
 from ..types import Feedback
-from .active_tokens import keep_rows, mask_missing_scores
+from .active_tokens import keep_tokens, record_missing_scores
 from .alarms import AlarmAction, BandAlarm, parse_bands
 from .build_teacher import TeacherModel, build_reference, build_teacher, choose_teacher_model, is_trl_reference
 from .comparison import Comparison
@@ -47,8 +47,11 @@ from .opd_config import OPDConfig
 from .records import record_gap, record_token_losses
 from .self_test import run_self_test
 from .step_profile import ProfiledSteps
+from .step_records import record_steps
+from .step_rewards import outcome_plus_process
 from .teacher_pass import TeacherPass
 from .teaching import Teaching
+from .turns import BatchTurns, at_tokens
 
 logger = get_logger(__name__)
 
@@ -61,7 +64,10 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
     hint from it, and a teacher (by default the same model as it was at the start) re-scores the very tokens that were
     sampled, now knowing the hint. The clipped log-prob difference is the token's advantage in GRPO's own loss.
 
-    A row without an accepted hint adds nothing to the loss or to its normaliser.
+    With tools, an environment or a rollout function a completion holds several turns. Each is judged by what followed
+    it, has hints of its own, and is re-scored after the prompt and the turns before it.
+
+    A turn without an accepted hint adds nothing to the loss or to its normaliser.
 
     Example:
 
@@ -96,7 +102,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
 
     Attributes:
         feedback_listeners (`list[Callable[[str, list[Feedback]], None]]`):
-            Called with `"train"` or `"eval"` and this rank's feedback, once per batch.
+            Called with `"train"` or `"eval"` and this rank's feedback, turn by turn, once per batch.
     """
 
     _tag_names = ["trl", "trl-openclaw", "opd"]
@@ -139,7 +145,8 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         self.next_state = next_state
         check_columns(train_dataset, eval_dataset, kwargs.get("environment_factory"), processing_class)
         check_size(train_dataset, args)
-        check_feedback(judge, next_state, train_dataset, kwargs.get("rollout_func"))
+        several_turns = any(kwargs.get(name) for name in ("tools", "environment_factory", "rollout_func"))
+        check_feedback(judge, next_state, train_dataset, several_turns)
         user_rewards = list(reward_funcs) if isinstance(reward_funcs, list) else [f for f in [reward_funcs] if f]
         self._check_signals(judge, user_rewards, teacher_model)
         self.hint_source = (
@@ -151,6 +158,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
             max_concurrency=args.feedback_concurrency,
             timeout=args.feedback_timeout,
             score_only=self.hint_source != "judge",
+            judge_reward=self._judge_reward(args, several_turns),
         )
         args, kwargs = with_judge_column(args, kwargs, len(user_rewards))
         initial = InitialWeights()
@@ -167,6 +175,8 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         )
         check_policy(self, needs_teacher=bool(self.opd_weight))
         self.feedback.eos_token_ids = frozenset([*self.eos_token_ids, self.pad_token_id])
+        self.feedback.calls_tools = self.has_tools
+        self.turns = BatchTurns((), 0)
         self._early = EarlyFeedback(self, self.feedback)
         self.announces_completions = self._early.possible
         self.feedback_listeners: list[Callable[[str, list[Feedback]], None]] = []
@@ -231,6 +241,10 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         """Weights of the reward and of the distillation advantage."""
         return 0.0, 1.0
 
+    def _judge_reward(self, args: OPDConfig, several_turns: bool) -> str:
+        """What a judge's votes come to as a reward."""
+        return "majority"
+
     def _check_signals(self, judge: Judge | None, reward_funcs: list, teacher_model: TeacherModel | None) -> None:
         """Refuse, or warn about, arguments that this trainer would not use."""
         if reward_funcs:
@@ -281,6 +295,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         self._early.close()
 
     def before_rewards(self, inputs: list[dict[str, Any]], rollout: Rollout) -> None:
+        self.turns = BatchTurns.of(rollout)
         if not self._early.starts_all:
             return
         self._early.start_others(rollout)
@@ -305,39 +320,71 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
                 self.drop_metrics("reward", "reward_std", "frac_reward_zero_std")
         elif self.mode == "train":
             self._guard.observe(self.feedback.last, self.accelerator)
-        row_advantages, has_score = self.row_advantages(batch, rewards_per_func)
-        batch["row_advantages"] = row_advantages
-        signal = has_score
+        batch["turn_index"] = self.turns.index(batch["completion_ids"].shape, self.accelerator.device)
+        advantages = self.step_advantages(batch, rewards_per_func)
+        batch["step_advantages"] = advantages.nan_to_num(0.0)
+        signal = at_tokens(batch["step_advantages"] != 0, batch["turn_index"], False)
         if self._teaching is not None:
             self._run_self_test_once(batch, rollout)
             self._teaching.teach(inputs, batch, rollout)
-            signal = signal | batch["hint_mask"]
-            mask_missing_scores(self, batch, has_score)
-        share = keep_rows(self, batch, signal)
+            signal = signal | batch["teacher_mask"]
+            record_missing_scores(self, batch)
+        share = keep_tokens(self, batch, signal)
         if self.mode == "train":
             self._silence.observe(share)
-        logged = self.rl_weight * row_advantages if self.rl_weight else torch.full_like(row_advantages, float("nan"))
+        if self.takes_several_turns:
+            record_steps(self, batch, self.step_rewards(rewards_per_func))
+        mean = advantages.nanmean(dim=1).nan_to_num(0.0)
+        logged = self.rl_weight * mean if self.rl_weight else torch.full_like(mean, float("nan"))
         self.replace_logged_advantages(self.accelerator.gather(logged))
         return batch
 
-    def row_advantages(
-        self, batch: dict[str, Any], rewards_per_func: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's reward advantages `(B,)` and which rows have one `(B,)`. Distillation alone has none.
+    def turn_feedback(self) -> list[Feedback]:
+        """What was said of each of this rank's turns; an empty feedback of those that nothing can be told of."""
+        return self.turns.feedback(self.feedback.last, self.feedback.places)
+
+    def turn_scores(self) -> list[float | None]:
+        """The judge's score of each of this rank's turns."""
+        known = dict(zip(self.feedback.places, self.feedback.turn_scores(), strict=True))
+        return [known.get((turn.row, turn.step)) if turn.matched else None for turn in self.turns.turns]
+
+    def step_rewards(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
+        """What each of this rank's turns is rewarded with, outcome and process `(B, S)`; NaN where there is neither.
+
+        Args:
+            rewards_per_func (`(world * B, F)`): All ranks' rewards, NaN where a function had none to give.
+        """
+        rewards = self.own_rows(rewards_per_func * self.reward_weights.to(rewards_per_func))
+        judge = self.reward_funcs.index(self.feedback)
+        others = torch.cat([rewards[:, :judge], rewards[:, judge + 1 :]], dim=1)
+        outcome = others.nansum(dim=1).masked_fill(others.isnan().all(dim=1), float("nan"))
+        process = self.turns.table(self.turn_scores()).to(outcome)
+        exists = ~self.turns.table([0.0] * len(self.turns.turns)).isnan()
+        return outcome_plus_process(outcome, process, exists.to(outcome.device))
+
+    def own_rows(self, values: torch.Tensor) -> torch.Tensor:
+        """This rank's part of all ranks' values `(world * B, ...)`."""
+        rows = self.turns.rows
+        return values[self.accelerator.process_index * rows : (self.accelerator.process_index + 1) * rows]
+
+    def step_advantages(self, batch: dict[str, Any], rewards_per_func: torch.Tensor) -> torch.Tensor:
+        """This rank's reward advantages `(B, S)`, one for each turn of a row, NaN where a turn has none.
+
+        Distillation alone has none at all. A turn whose advantage is 0 has nothing to say.
 
         Args:
             batch: The generation batch.
             rewards_per_func (`(world * B, F)`): All ranks' rewards, NaN where a function had none to give.
         """
-        zeros = torch.zeros(len(batch["completion_ids"]), device=self.accelerator.device)
-        return zeros, zeros.bool()
+        shape = (len(batch["completion_ids"]), self.turns.num_steps)
+        return torch.full(shape, float("nan"), device=self.accelerator.device)
 
     # In the loss
 
     def token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
-        rows = inputs["row_advantages"]
+        rewards = at_tokens(inputs["step_advantages"], inputs["turn_index"], 0.0)
         if self._teaching is None:
-            return self.rl_weight * rows
+            return self.rl_weight * rewards
         self._teaching.record_choice()
         teacher = inputs["teacher_per_token_logps"]
         clip = self.args.logp_gap_clip if self.objective is None else None  # of the sampled tokens
@@ -347,13 +394,13 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         record_gap(self, gap_statistics(gap, bounded, mask, clip))
         if self.objective is not None:
             record_token_losses(self, inputs["objective_losses"])
-            return self.rl_weight * rows
+            return self.rl_weight * rewards
         if self.args.control == "negative_advantage":
             advantages = -self.args.logp_gap_clip * mask.to(teacher.dtype)
         else:
             advantages = opd_advantages(teacher, old_per_token_logps, mask, clip, inputs.get("extrapolation"))
             advantages = self._bound_gap_at_format_tokens(advantages, inputs["completion_ids"])
-        return combine_advantages(rows, advantages, self.rl_weight, self.opd_weight)
+        return combine_advantages(rewards, advantages, self.rl_weight, self.opd_weight)
 
     def token_losses(
         self, inputs: dict[str, Any], per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module
@@ -379,6 +426,11 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         """Gaps of the tokens `ids` with the tighter bound where a token is only markup."""
         cap = self.args.format_gap_clip
         return gap if cap is None else cap_format_tokens(gap, ids, self._format_tokens, cap)
+
+    @cached_property
+    def suffixes(self) -> ChatSuffixes:
+        """Renders messages in the middle of a trajectory."""
+        return ChatSuffixes(self)
 
     @cached_property
     def _format_tokens(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""From a sampled batch to the prompts that the teacher reads: its hints, placed and tokenized."""
+"""From a sampled batch to what the teacher reads before each turn: its hints, placed and tokenized."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 from .._trl import Rollout
 from ..hints import clean_hint, insert_hint, without_special_tokens
 from .controls import HintControl
-from .hint_rows import DropReason, HintCandidates, HintedRow, find_hints, render_candidates, shortlist
+from .hint_rows import (
+    DropReason,
+    HintCandidates,
+    HintedTurn,
+    Placement,
+    PlainTurn,
+    find_hints,
+    render_candidates,
+    shortlist,
+)
 from .records import record_candidates
 
 if TYPE_CHECKING:
@@ -42,8 +51,8 @@ class HintReader:
 
     def __call__(
         self, inputs: Sequence[dict[str, Any]], rollout: Rollout, max_length: int | None
-    ) -> list[list[HintedRow]]:
-        """What the teacher may read for each row; at least one entry, perhaps a dropped one. A collective.
+    ) -> list[list[HintedTurn]]:
+        """What the teacher may read before each turn; at least one entry, perhaps a dropped one. A collective.
 
         Args:
             inputs: The dataset's rows.
@@ -54,31 +63,36 @@ class HintReader:
         # Drawn anew for each batch, and the same again for the same batch after a resume.
         place = (self.args.seed, trainer.state.global_step, trainer.accelerator.process_index, trainer.mode)
         generator = random.Random(f"{place} {rollout.completion_ids}")
-        candidates = render_candidates(
-            rollout.prompts,
-            rollout.prompt_ids,
-            self._find(inputs, rollout, generator),
-            [len(ids) for ids in rollout.completion_ids],
-            tokenize=trainer.tokenize_prompts,
-            place=self._place,
-            max_length=max_length,
-        )
-        return [shortlist(rows, self.args.hint_selection, generator) for rows in candidates]
+        turns = [
+            PlainTurn(
+                turn.row,
+                rollout.prompts[turn.row],
+                rollout.prompt_ids[turn.row],
+                rollout.completion_ids[turn.row][: turn.start],
+                turn.stop - turn.start,
+            )
+            for turn in trainer.turns.turns
+        ]
+        hints = self._find(inputs, rollout, generator)
+        candidates = render_candidates(turns, hints, self._placement, max_length)
+        return [shortlist(found, self.args.hint_selection, generator) for found in candidates]
 
     def _find(
         self, inputs: Sequence[dict[str, Any]], rollout: Rollout, generator: random.Random
     ) -> list[HintCandidates]:
-        """What each row may be taught with; nothing for a completion without a token to train."""
-        trainer = self.trainer
-        feedback: list[Any] = trainer.feedback.last if self.needs_feedback else [None] * len(inputs)
+        """What each turn may be taught with; nothing for a completion without a token to train."""
+        trainer, turns = self.trainer, self.trainer.turns.turns
+        feedback: list[Any] = trainer.turn_feedback() if self.needs_feedback else [None] * len(turns)
         found = [
-            find_hints(trainer.hint_source, row, answer, trainer.special_tokens)
-            for row, answer in zip(inputs, feedback, strict=True)
+            find_hints(trainer.hint_source, inputs[turn.row], answer, trainer.special_tokens)
+            for turn, answer in zip(turns, feedback, strict=True)
         ]
         record_candidates(trainer, found)
         untaught = self._untaught(rollout)
-        found = [HintCandidates(drop=drop) if drop else hints for hints, drop in zip(found, untaught, strict=True)]
-        found = self.control(found, rollout.prompts, feedback, generator, remember=trainer.mode == "train")
+        drops = [untaught[turn.row] or (None if turn.matched else "unmatched_turn") for turn in turns]
+        found = [HintCandidates(drop=drop) if drop else hints for hints, drop in zip(found, drops, strict=True)]
+        prompts = [rollout.prompts[turn.row] for turn in turns]
+        found = self.control(found, prompts, feedback, generator, remember=trainer.mode == "train")
         return [replace(hints, texts=hints.texts[: self.args.max_hints]) for hints in found]
 
     def _untaught(self, rollout: Rollout) -> list[DropReason | None]:
@@ -89,9 +103,19 @@ class HintReader:
             for is_empty, is_masked in zip(empty, rollout.masked, strict=True)
         ]
 
-    def _place(self, prompt: Any, hint: str) -> Any:
+    @property
+    def _placement(self) -> Placement:
+        later = self.args.hint_placement == "turn"
+        return Placement(self._in_prompt, self.trainer.tokenize_prompts, self._before_turn if later else None)
+
+    def _in_prompt(self, prompt: Any, hint: str) -> Any:
         hinted = insert_hint(prompt, hint, self.args.hint_placement, self.args.hint_template)
         return prompt if self.args.control == "unhinted_teacher" else hinted
+
+    def _before_turn(self, context_ids: list[int], hint: str) -> list[int]:
+        text = self.args.hint_template.replace("{hint}", hint)
+        hinted = self.trainer.suffixes.hint_before_turn(context_ids, text)
+        return context_ids if self.args.control == "unhinted_teacher" else hinted
 
     def _clean(self, text: str) -> str | None:
         return clean_hint(without_special_tokens(text, self.trainer.special_tokens))

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from .._trl import SeamGRPOTrainer
+from ..feedback import step_texts
 from ..leakage import leakage_metrics
 from ..types import Feedback
-from .hint_rows import DROP_REASONS, HintCandidates, HintedRow
+from .hint_rows import DROP_REASONS, HintCandidates, HintedTurn
 from .teacher_pass import Lesson
+from .turns import BatchTurns
 
 
 def record_candidates(trainer: SeamGRPOTrainer, found: Sequence[HintCandidates]) -> None:
@@ -20,41 +22,45 @@ def record_candidates(trainer: SeamGRPOTrainer, found: Sequence[HintCandidates])
         trainer.record_metric("hint/control_tokens", changed / hinted)
 
 
-def record_lesson(trainer: SeamGRPOTrainer, lesson: Lesson, *, counts_candidates: bool) -> None:
-    """Log what was accepted, why the rest was dropped, and how many candidates there are."""
-    rows = lesson.rows([0] * len(lesson.candidates))
-    counts = [sum(row.drop == reason for row in rows) for reason in DROP_REASONS]
+def record_lesson(trainer: SeamGRPOTrainer, lesson: Lesson, turns: BatchTurns, *, counts_candidates: bool) -> None:
+    """Log which share of the turns was accepted, why the rest was dropped, and how many candidates there are."""
+    found = lesson.chosen([0] * len(lesson.candidates))
+    counts = [sum(one.drop == reason for one in found) for reason in DROP_REASONS]
     numbers = [len(candidates) for candidates in lesson.candidates]
-    local = [*counts, sum(numbers), sum(number > 0 for number in numbers), len(rows)]
+    local = [*counts, sum(numbers), sum(number > 0 for number in numbers), len(found)]
     *dropped, scored, asked, total = _sum(trainer, local)
     accepted = total - sum(dropped)
-    trainer.record_metric("hint/accepted", accepted / total)
+    trainer.record_metric("hint/accepted", accepted / max(total, 1))
     for reason, count in zip(DROP_REASONS, dropped, strict=True):
-        trainer.record_metric(f"hint/dropped/{reason}", count / total)
+        trainer.record_metric(f"hint/dropped/{reason}", count / max(total, 1))
     if asked:
         trainer.record_metric("hint/candidates", scored / asked)
-    trainer.record_column("hint_drop", [row.drop for row in rows])
+    trainer.record_column("hint_drop", list(map(step_texts, turns.by_row([one.drop for one in found]))))
     if counts_candidates:
-        trainer.record_column("hint_candidates", numbers)
+        totals = [0] * turns.rows
+        for turn, number in zip(turns.turns, numbers, strict=True):
+            totals[turn.row] += number
+        trainer.record_column("hint_candidates", totals)
 
 
 class ChoiceRecord:
-    """Collects which candidate each row of a generation batch is taught with, and logs it when all rows are known.
+    """Collects which candidate each turn of a generation batch is taught with, and logs it when all rows are known.
 
     Micro-batches are compared one after another where the student's states are those of the loss. They come in any
     order; `row_index` says where their rows belong.
 
     Args:
         lesson: What the teacher knows.
-        feedback: Of the rows, for the texts of prompts and replies.
+        turns: The turns of the batch.
+        feedback: Of the turns, for the texts of prompts and replies.
         batch: The generation batch, before it is compared.
     """
 
-    def __init__(self, lesson: Lesson, feedback: Sequence[Feedback], batch: dict[str, Any]):
-        self.lesson, self.feedback = lesson, feedback
+    def __init__(self, lesson: Lesson, turns: BatchTurns, feedback: Sequence[Feedback], batch: dict[str, Any]):
+        self.lesson, self.turns, self.feedback = lesson, turns, feedback
         mask = batch["teacher_mask"]
         self.uses_overlap = "candidate_topk_ids" in batch
-        self._choice = torch.zeros(len(mask), dtype=torch.long, device=mask.device)
+        self._choice = torch.zeros_like(batch["step_advantages"], dtype=torch.long)
         self._overlap = torch.full(mask.shape, float("nan"), device=mask.device)
         self._open = len(mask)
         self._reserved = False
@@ -80,8 +86,10 @@ class ChoiceRecord:
 
     def record(self, trainer: SeamGRPOTrainer) -> None:
         """Log the hints, how well they agree with the student, and whether replies speak of them."""
-        chosen = self.lesson.rows(self._choice.tolist())
-        trainer.record_column("hint", [row.hint for row in chosen], replace=self._reserved)
+        choice = self._choice.tolist()
+        chosen = self.lesson.chosen([choice[turn.row][turn.step] for turn in self.turns.turns])
+        hints = self.turns.by_row([one.hint for one in chosen])
+        trainer.record_column("hint", list(map(step_texts, hints)), replace=self._reserved)
         if self.uses_overlap:
             local = [self._overlap.nansum().item(), self._overlap.isfinite().sum().item()]
             total, tokens = _sum(trainer, local)
@@ -91,10 +99,11 @@ class ChoiceRecord:
             trainer.record_column("hint_overlap", shares, replace=self._reserved)
         self._record_leakage(trainer, chosen)
 
-    def _record_leakage(self, trainer: SeamGRPOTrainer, chosen: Sequence[HintedRow]) -> None:
+    def _record_leakage(self, trainer: SeamGRPOTrainer, chosen: Sequence[HintedTurn]) -> None:
         """Log which share of the replies speaks of hints that the student was never shown."""
-        replies, prompts = zip(*((row.turn.reply, row.turn.prompt_text) for row in self.feedback), strict=True)
-        found = leakage_metrics(replies, [row.hint for row in chosen], prompts)
+        turns = [feedback.turn for feedback in self.feedback]
+        replies, prompts = [turn.reply for turn in turns], [turn.prompt_text for turn in turns]
+        found = leakage_metrics(replies, [one.hint for one in chosen], prompts)
         sums = _sum(trainer, [number for values in found.values() for number in (sum(values), len(values))])
         for name, total, count in zip(found, sums[::2], sums[1::2], strict=True):
             if count:

@@ -13,7 +13,8 @@ from ..scoring import TeacherRow, TeacherScores
 from ..teachers import Teacher
 from .ask_teacher import ask_teacher
 from .comparison import Heads
-from .hint_rows import HintedRow
+from .hint_rows import HintedTurn
+from .turns import BatchTurn, turn_masks
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,37 @@ class ReferenceScores:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """One candidate of one turn, and where its scores are.
+
+    Args:
+        turn: The turn.
+        number: Its place among the candidates of the turn.
+        scored_row: The row that the teacher scored.
+        offset: Where the turn begins among the tokens of that row.
+    """
+
+    turn: BatchTurn
+    number: int
+    scored_row: int
+    offset: int
+
+
+@dataclass(frozen=True)
 class Answers:
     """What teacher and reference say of a generation batch.
 
     Args:
-        candidates: The candidates of each row that were scored, in order; none for a row that was dropped.
-        dropped: What is said of a row without a teacher.
-        scores (`(N, T)`): The teacher's scores of all candidates, row by row.
+        candidates: The candidates of each turn that were scored, in order; none for a turn that was dropped.
+        dropped: What is said of a turn without a teacher.
+        places: All candidates, turn by turn.
+        scores (`(N, T)`): The teacher's scores of the rows it was given.
         reference: The reference's, where it was asked.
     """
 
-    candidates: list[list[HintedRow]]
-    dropped: list[HintedRow]
+    candidates: list[list[HintedTurn]]
+    dropped: list[HintedTurn]
+    places: list[Candidate]
     scores: TeacherScores
     reference: ReferenceScores | None
 
@@ -51,28 +71,29 @@ class Lesson:
     """What the teacher knows of a generation batch, before anything is chosen.
 
     Args:
-        candidates: The candidates of each row that were scored, in order; none for a row that was dropped.
-        dropped: What is said of a row without a teacher.
-        taught: Which rows have one.
+        candidates: The candidates of each turn that were scored, in order; none for a turn that was dropped.
+        dropped: What is said of a turn without a teacher.
+        taught: Which turns have one.
         batch: What the loss must know of the teacher. Until it is compared ([`~.comparison.Comparison`]):
             `candidate_logps` `(B, M, T)`, NaN where a candidate cannot be chosen, and where they are needed
             `candidate_topk_ids` `(B, M, T, k)`, `candidate_hidden` `(B, M, T, H)`, `reference_logps` `(B, T)` and
-            `reference_hidden` `(B, T, H)`. To stay: `teacher_mask` `(B, T)`, the tokens that some candidate has a score
-            for, `hint_mask` `(B,)`, the rows with such a token, and `row_index` `(B,)`, where a row belongs.
+            `reference_hidden` `(B, T, H)`; candidate m of a token is that of its own turn. To stay: `teacher_mask`
+            `(B, T)`, the tokens that some candidate has a score for, `hint_mask` `(B,)`, the rows with such a token,
+            and `row_index` `(B,)`, where a row belongs.
         heads: Of the hidden states.
     """
 
-    candidates: list[list[HintedRow]]
-    dropped: list[HintedRow]
+    candidates: list[list[HintedTurn]]
+    dropped: list[HintedTurn]
     taught: list[bool]
     batch: dict[str, torch.Tensor]
     heads: Heads
 
-    def rows(self, choice: Sequence[int]) -> list[HintedRow]:
-        """The candidate that each row is taught with, of the number that was chosen, or why there is none."""
+    def chosen(self, choice: Sequence[int]) -> list[HintedTurn]:
+        """The candidate that each turn is taught with, of the number that was chosen, or why there is none."""
         return [
-            rows[m] if taught else drop
-            for taught, drop, rows, m in zip(self.taught, self.dropped, self.candidates, choice, strict=True)
+            found[m] if taught else drop
+            for taught, drop, found, m in zip(self.taught, self.dropped, self.candidates, choice, strict=True)
         ]
 
 
@@ -118,20 +139,21 @@ class TeacherPass:
     def ask(
         self,
         rollout: Rollout,
-        candidates: Sequence[Sequence[HintedRow]],
+        turns: Sequence[BatchTurn],
+        candidates: Sequence[Sequence[HintedTurn]],
         reference: ReferenceScores | None = None,
     ) -> Answers:
         """Ask the teacher, and the reference unless it has been asked. A collective.
 
         Args:
             rollout: What was sampled, and the prompts it was sampled from.
-            candidates: What the teacher may read instead, for each row; at least one entry, perhaps a dropped one.
+            turns: The turns of the batch.
+            candidates: What the teacher may read before each turn; at least one entry, perhaps a dropped one.
             reference: What the reference has said of all rows with candidates already.
         """
-        fitting = [[row for row in rows if row.prompt_ids is not None] for rows in candidates]
-        completions = rollout.completion_ids
-        rows = [TeacherRow(row.prompt_ids or (), completions[i]) for i, found in enumerate(fitting) for row in found]
-        owners = [i for i, found in enumerate(fitting) if found]
+        fitting = [[one for one in found if one.context_ids is not None] for found in candidates]
+        rows, places = _teacher_rows(rollout, turns, fitting)
+        owners = sorted({turn.row for turn, found in zip(turns, fitting, strict=True) if found})
         wanted: dict[str, Any] = {"topk": self.trainer.args.topk} if self.uses_student else {}
         if self.reference is self.teacher and not self.trl_reference:
             scores = self._score(self.teacher, [*rows, *_plain_rows(rollout, owners)], **wanted)
@@ -141,7 +163,7 @@ class TeacherPass:
             scores = self._score(self.teacher, rows, **wanted)
             if reference is None and self.has_reference_apart:
                 reference = self.ask_reference(rollout, owners)
-        return Answers(fitting, [_dropped(rows) for rows in candidates], scores, reference)
+        return Answers(fitting, [_dropped(found) for found in candidates], places, scores, reference)
 
     @torch.no_grad()
     def ask_reference(self, rollout: Rollout, places: list[int]) -> ReferenceScores:
@@ -157,34 +179,35 @@ class TeacherPass:
             answers: What teacher and reference said.
             batch: The generation batch, for its shape, and for what TRL's reference gave.
         """
-        fitting, scores, reference = answers.candidates, answers.scores, answers.reference
-        device = self.trainer.accelerator.device
-        height, width = batch["completion_ids"].shape
-        shape = (height, max([1, *map(len, fitting)]), width)
-        asked = [(i, m) for i, rows in enumerate(fitting) for m in range(len(rows))]
-        at = tuple(torch.tensor([entry[axis] for entry in asked], dtype=torch.long, device=device) for axis in (0, 1))
+        scores, reference = answers.scores, answers.reference
+        steps, num_steps = batch["turn_index"], batch["step_advantages"].size(1)
+        height, width = steps.shape
+        shape = (height, max([1, *map(len, answers.candidates)]), width)
+        at = answers.places
         logps = scores.per_token_logps.masked_fill(~scores.mask, float("nan"))
-        found = {"candidate_logps": _scatter(logps, at, shape, float("nan"))}
-        if self.trainer.args.hint_selection == "sequence":  # one for all tokens, so they have to know the same tokens
-            unlike = ~alike(found["candidate_logps"].isfinite())
-            found["candidate_logps"].masked_fill_(unlike.unsqueeze(-1), float("nan"))
+        found = {"candidate_logps": _placed_turns(logps, at, shape, float("nan"))}
+        if self.trainer.args.hint_selection == "sequence":  # one for all of a turn, so they must know the same tokens
+            unlike = _unlike_others(found["candidate_logps"].isfinite(), turn_masks(steps, num_steps))
+            found["candidate_logps"].masked_fill_(unlike, float("nan"))
         if self.uses_student:
-            found["candidate_topk_ids"] = _scatter(scores.best_at(slice(None)), at, shape, 0)
+            found["candidate_topk_ids"] = _placed_turns(scores.best_at(slice(None)), at, shape, 0)
         if scores.states is not None:
-            found["candidate_hidden"] = _scatter(scores.states.hidden, at, shape, 0.0)
+            found["candidate_hidden"] = _placed_turns(scores.states.hidden, at, shape, 0.0)
         if self.trl_reference:
             found["reference_logps"] = batch["ref_per_token_logps"]
         if reference is not None:
-            place = (torch.tensor(reference.places, dtype=torch.long, device=device),)
-            found["reference_logps"] = _scatter(reference.scores.per_token_logps, place, (height, width), float("nan"))
-            if reference.scores.states is not None:
-                found["reference_hidden"] = _scatter(reference.scores.states.hidden, place, (height, width), 0.0)
+            rows, known = reference.places, reference.scores
+            found["reference_logps"] = _placed_rows(known.per_token_logps, rows, (height, width), float("nan"))
+            if known.states is not None:
+                found["reference_hidden"] = _placed_rows(known.states.hidden, rows, (height, width), 0.0)
         found["teacher_mask"] = found["candidate_logps"].isfinite().any(dim=1)
         found["hint_mask"] = found["teacher_mask"].any(dim=1)
-        found["row_index"] = torch.arange(height, device=device)
+        found["row_index"] = torch.arange(height, device=steps.device)
         both = scores, reference.scores if reference else None
         heads = Heads(*(other.states.head if other and other.states else None for other in both))
-        return Lesson(fitting, answers.dropped, found["hint_mask"].tolist(), found, heads)
+        by_turn = (turn_masks(steps, num_steps) & found["teacher_mask"].unsqueeze(1)).any(dim=2).tolist()
+        taught = [by_turn[turn.row][turn.step] for turn in self.trainer.turns.turns]
+        return Lesson(answers.candidates, answers.dropped, taught, found, heads)
 
     def _score(self, teacher: Teacher, rows: Sequence[TeacherRow], **wanted: Any) -> TeacherScores:
         """The scores of a teacher, with its states where an objective compares them."""
@@ -197,9 +220,46 @@ def _plain_rows(rollout: Rollout, places: Sequence[int]) -> list[TeacherRow]:
     return [TeacherRow(rollout.prompt_ids[i], rollout.completion_ids[i]) for i in places]
 
 
-def _dropped(candidates: Sequence[HintedRow]) -> HintedRow:
-    """The entry of a row that is not taught: why its first candidate was dropped, or that nobody scored it."""
-    return candidates[0] if candidates[0].drop else HintedRow(drop="no_teacher_score")
+def _teacher_rows(
+    rollout: Rollout, turns: Sequence[BatchTurn], candidates: Sequence[Sequence[HintedTurn]]
+) -> tuple[list[TeacherRow], list[Candidate]]:
+    """What the teacher has to score, and which part of it belongs to which candidate.
+
+    Turns of a row that are read under the same hint in the same place, such as a privileged context, are one row that
+    the teacher reads once.
+    """
+    rows: list[TeacherRow] = []
+    places: list[Candidate] = []
+    begun: dict[tuple[int, int], tuple[int, int]] = {}  # of a batch's row and a number: the scored row, and its start
+    for turn, found in zip(turns, candidates, strict=True):
+        sampled = rollout.completion_ids[turn.row]
+        for number, one in enumerate(found):
+            assert one.context_ids is not None, "only what fits is scored"
+            at, start = begun.get((turn.row, number), (-1, 0))
+            if at < 0 or one.context_ids != [*rows[at].prompt_ids, *sampled[start : turn.start]]:
+                at, start = len(rows), turn.start
+                begun[turn.row, number] = at, start
+                rows.append(TeacherRow(one.context_ids, sampled[turn.start : turn.stop]))
+            else:
+                rows[at] = TeacherRow(rows[at].prompt_ids, sampled[start : turn.stop])
+            places.append(Candidate(turn, number, at, turn.start - start))
+    return rows, places
+
+
+def _dropped(candidates: Sequence[HintedTurn]) -> HintedTurn:
+    """The entry of a turn that is not taught: why its first candidate was dropped, or that nobody scored it."""
+    return candidates[0] if candidates[0].drop else HintedTurn(drop="no_teacher_score")
+
+
+def _unlike_others(scored: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Tokens of candidates `(B, M, T)` that cannot stand for their turn as a whole, since others know more of it.
+
+    Args:
+        scored (`(B, M, T)`): Where a candidate has a score.
+        turns (`(B, S, T)`): The tokens of each turn.
+    """
+    usable = alike(scored.unsqueeze(1) & turns.unsqueeze(2))  # (B, S, M)
+    return (~usable.unsqueeze(-1) & turns.unsqueeze(2)).any(dim=1)
 
 
 def _part(scores: TeacherScores, rows: slice) -> TeacherScores:
@@ -213,10 +273,19 @@ def _part(scores: TeacherScores, rows: slice) -> TeacherScores:
     )
 
 
-def _scatter(
-    values: torch.Tensor, index: tuple[torch.Tensor, ...], shape: tuple[int, ...], missing: float
+def _placed_turns(
+    values: torch.Tensor, places: Sequence[Candidate], shape: tuple[int, int, int], missing: float
 ) -> torch.Tensor:
-    """Put the rows of `values` `(N, t, ...)` where `index` says into a tensor `(*shape, ...)` that ends in `T >= t`."""
+    """The candidates' part of what a teacher said `(N, t, ...)`, at the tokens of their turns `(B, M, T, ...)`."""
     placed = torch.full((*shape, *values.shape[2:]), missing, dtype=values.dtype, device=values.device)
-    placed[(*index, slice(values.size(1)))] = values
+    for one in places:
+        turn, stop = one.turn, one.offset + one.turn.stop - one.turn.start
+        placed[turn.row, one.number, turn.start : turn.stop] = values[one.scored_row, one.offset : stop]
+    return placed
+
+
+def _placed_rows(values: torch.Tensor, rows: Sequence[int], shape: tuple[int, int], missing: float) -> torch.Tensor:
+    """What was said of some rows `(n, t, ...)`, in their places `(B, T, ...)` with `T >= t`."""
+    placed = torch.full((*shape, *values.shape[2:]), missing, dtype=values.dtype, device=values.device)
+    placed[list(rows), : values.size(1)] = values
     return placed

@@ -79,12 +79,12 @@ class Teaching:
             batch |= lesson.batch
             lesson.batch.clear()  # the batch alone holds what is large, and lets go of it
             self.heads = lesson.heads
-            self._record = ChoiceRecord(lesson, trainer.feedback.last, batch)
+            self._record = ChoiceRecord(lesson, trainer.turns, trainer.turn_feedback(), batch)
             student = self.old_policy.take(batch)
             waits = self.lessons.uses_student and student is None
             if not waits:
                 self._compare(batch, student)
-        record_lesson(trainer, lesson, counts_candidates=self.lessons.uses_student)
+        record_lesson(trainer, lesson, trainer.turns, counts_candidates=self.lessons.uses_student)
         if waits:
             self._record.reserve_columns(trainer)
         self.record_choice()
@@ -102,7 +102,7 @@ class Teaching:
     def _ask(self, inputs: list[dict[str, Any]], rollout: Rollout) -> Answers:
         """Read the hints and have all candidates scored. A collective."""
         candidates = self.reader(inputs, rollout, self.lessons.max_length)
-        return self.lessons.ask(rollout, candidates, self._reference)
+        return self.lessons.ask(rollout, self.trainer.turns.turns, candidates, self._reference)
 
     def _compare(self, batch: dict[str, Any], student: Student | None) -> None:
         self.comparison(batch, student, self.heads)

@@ -1,0 +1,82 @@
+"""What the trainers log about the steps of trajectories. All are collectives."""
+
+import inspect
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import gather_object
+
+from .turns import turn_masks
+
+if TYPE_CHECKING:
+    from .opd_trainer import OPDTrainer
+
+LOGGED_STEPS = 16
+"""Steps of a trajectory that have metrics of their own; later ones count in all others."""
+
+
+def record_steps(trainer: "OPDTrainer", batch: dict[str, Any], rewards: torch.Tensor) -> None:
+    """Log how many turns there are, and for each step of the first `LOGGED_STEPS` how the turns there fared.
+
+    | key | mean over | is |
+    |---|---|---|
+    | `turns/mean` | rows | turns of a row |
+    | `turns/unmatched` | rows | 1 where messages and tokens do not tell the same turns |
+    | `steps/<t>/turns` | rows | 1 where there is a turn t |
+    | `steps/<t>/judge_score` | turns t with a score | the judge's score |
+    | `steps/<t>/reward` | turns t with a reward | outcome plus score, before any baseline |
+    | `steps/<t>/hint_accepted` | turns t | 1 where the teacher has scored it |
+    | `environment/verdict/<word>` | rows | 1 where the environment's attribute `verdict` is that word |
+
+    Args:
+        trainer: The trainer.
+        batch: The generation batch, with what the teacher knows of it where there is one.
+        rewards (`(B, S)`): What each turn is rewarded with, NaN where there is nothing.
+    """
+    turns, device = trainer.turns, trainer.accelerator.device
+    exists = turns.table([1.0] * len(turns.turns)).to(device)
+    scores = turns.table(trainer.turn_scores()).to(device)
+    tables = {"turns": exists.nan_to_num(0.0), "judge_score": scores, "reward": rewards}
+    if "teacher_mask" in batch:
+        masks = turn_masks(batch["turn_index"], turns.num_steps)
+        tables["hint_accepted"] = (masks & batch["teacher_mask"].unsqueeze(1)).any(dim=2).float() * exists
+    for name, table in tables.items():
+        _record_table(trainer, name, table)
+    counts = torch.tensor([len(turns.turns), turns.unmatched, turns.rows], dtype=torch.float64, device=device)
+    total, unmatched, rows = trainer.accelerator.gather(counts).view(-1, 3).sum(0).tolist()
+    trainer.record_metric("turns/mean", total / rows)
+    trainer.record_metric("turns/unmatched", unmatched / rows)
+    if trainer.has_environment:
+        _record_verdicts(trainer)
+
+
+def _record_table(trainer: "OPDTrainer", name: str, table: torch.Tensor) -> None:
+    """Log the mean of each step's column of a table `(B, S)`, NaN aside."""
+    sums = torch.zeros(LOGGED_STEPS, 2, dtype=torch.float64, device=table.device)
+    shown = table[:, :LOGGED_STEPS].double()
+    sums[: shown.size(1)] = torch.stack([shown.nansum(dim=0), (~shown.isnan()).sum(dim=0)], dim=1)
+    found = trainer.accelerator.gather(sums).view(-1, LOGGED_STEPS, 2).sum(0).tolist()
+    for step, (total, count) in enumerate(found):
+        if count:
+            trainer.record_metric(f"steps/{step}/{name}", total / count)
+
+
+def _record_verdicts(trainer: "OPDTrainer") -> None:
+    """Log in what state the environments were left, as far as they say so in a word."""
+    local = [_verdict(environment) for environment in trainer.environments]
+    found = gather_object(local)
+    if all(verdict is None for verdict in found):
+        return
+    trainer.record_column("environment_verdict", local)
+    for verdict, count in sorted(Counter(str(verdict) for verdict in found).items()):
+        trainer.record_metric(f"environment/verdict/{verdict}", count / len(found))
+
+
+def _verdict(environment: Any) -> str | None:
+    if inspect.getattr_static(environment, "verdict", None) is None:
+        return None
+    try:
+        return str(environment.verdict)
+    except Exception as error:
+        return f"failed_{type(error).__name__}"
