@@ -141,6 +141,10 @@ class TestAfterTurn:
         found = tokenizer.decode(ChatSuffixes(trainer).after_turn([USER]))
         assert found.endswith("User: How warm is it?<end_of_utterance>\nAssistant:")
 
+    def test_a_template_that_shows_nothing_of_a_turn(self):
+        with pytest.raises(ValueError, match="leaves such a message out"):
+            ChatSuffixes(trainer_with("smolvlm")).after_turn([USER])  # which reads parts only
+
     def test_messages_that_the_template_refuses(self):
         with pytest.raises(ValueError, match=r"roles tool, tool after an assistant's turn: .*alternate"):
             ChatSuffixes(trainer_with("gemma3")).after_turn([TOOL, SECOND_TOOL])
@@ -155,8 +159,7 @@ def contexts(template: str):
         yield [SYSTEM]
     if template in WITH_TOOLS:
         yield [USER, CALLS, TOOL]
-        if template != "qwen3":
-            yield [USER, CALLS, SECOND_TOOL, TOOL]
+        yield [USER, CALLS, SECOND_TOOL, TOOL]
 
 
 class TestHintBeforeTurn:

@@ -213,10 +213,17 @@ class TestEndings:
         assert lead(trainer)[1] == {"max_turns": 1.0}
 
     def test_a_turn_that_is_cut(self, tmp_path):
-        trainer = talking(tmp_path, max_turns=3)
+        seen = []
+
+        async def user(turn, row):
+            seen.append(turn.truncated)
+            return await insists(turn, row)
+
+        trainer = talking(tmp_path, user, max_turns=3)
         contexts = says(trainer, lambda context: "Well...")
         rows, ends = lead(trainer)
         assert ends == {"cut": 1.0}
+        assert seen == [True, True]
         assert len(contexts) == 1
         assert [m["role"] for m in rows[0]["trajectory"]] == ["assistant", "user"]
 
@@ -275,9 +282,32 @@ class TestEndings:
             ["assistant"],
         ]
         assert ends == {"failed": 1.0}
-        assert [record.message for record in caplog.records if "no idea" in record.message] == [
+        assert [record.message for record in caplog.records if "The user" in record.message] == [
             "The user user failed, counted as `conversation/ended/failed`: RuntimeError: no idea"
         ]
+
+    def test_a_message_that_the_template_refuses(self, tmp_path, caplog):
+        async def user(turn, row):
+            return NextState("2 passed", role="tool")
+
+        trainer = talking(tmp_path, user)
+        alternating = "{{ raise_exception('no tools') if 'tool' in messages | map(attribute='role') }}"
+        trainer.tokenizer.chat_template = alternating + trainer.tokenizer.chat_template
+        says(trainer, lambda context: "ok")
+        with caplog.at_level(logging.WARNING):
+            rows, ends = lead(trainer)
+        assert ends == {"failed": 1.0}
+        assert said(rows[0], "tool") == ["2 passed"]
+        assert "no tools" in caplog.text
+
+    def test_a_template_without_a_place_for_the_user(self, tmp_path):
+        trainer = talking(tmp_path)
+        once = "{{ raise_exception('one question only') if messages | length > 1 }}"
+        trainer.tokenizer.chat_template = once + trainer.tokenizer.chat_template
+        contexts = says(trainer, lambda context: "ok")
+        with pytest.raises(ValueError, match="one question only"):
+            lead(trainer)
+        assert contexts == []
 
     def test_a_user_who_gives_something_else(self, tmp_path):
         async def user(turn, row):

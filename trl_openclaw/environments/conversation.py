@@ -205,12 +205,9 @@ class _Talk:
         self.turns += 1
 
     def go_on(self, suffix: list[int]) -> bool:
-        """Whether another turn has room after `suffix`, which is then what it goes on from."""
+        """Whether another turn, which would go on from `suffix`, has room."""
         self.suffix = suffix
-        if self.room >= 1 and len(self.context) < self.window:
-            return True
-        self.suffix = []
-        return False
+        return self.room >= 1 and len(self.context) < self.window
 
     def as_turn(self, step: int) -> Turn:
         """The latest turn, for the user to answer; a copy, since a provider may change what it is shown."""
