@@ -64,6 +64,7 @@ class TestTerminal:
             ("long line\rab\x1b[Kcd", "abcd"),
             ("abd\bc", "abc"),
             ("|\b/\b-\b\b\b\bok", "ok"),
+            ("lsx\b\x1b[K -a\b\b\b\x1b[0K", "ls"),
             ("page\x0cnext", "page\nnext"),
             ("half \ud83d", "half ?"),
             ("\ue000kept", "\ue000kept"),

@@ -20,7 +20,7 @@ _ESCAPE = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, links, device strings
     r"|\x1b[ -/]*[0-~]?"  # character sets and single commands
 )
-_ERASE_RIGHT, _ERASE_LINE = "\ue000\x1b", "\ue001\x1b"  # cannot stand in a text that has lost its escapes
+_ERASE_RIGHT, _ERASE_LINE = "\x1b", "\x9b"  # stand for erasing once the escape sequences are gone
 _ERASURES = {"\x1b[K": _ERASE_RIGHT, "\x1b[0K": _ERASE_RIGHT, "\x1b[2K": _ERASE_LINE}
 _LINE_ENDS = re.compile(r"[\x0b\x0c\x85]")
 _PLAIN = re.compile(r"[\w.:/#%+-]{1,200}")
@@ -70,35 +70,30 @@ def _on_screen(text: str) -> str:
 
 def _last_state(line: str) -> str:
     """A line after all its carriage returns: later writing covers earlier, which shows on behind it."""
-    if not any(mark in line for mark in "\r\b\x1b"):
+    if not any(mark in line for mark in ("\r", "\b", _ERASE_RIGHT, _ERASE_LINE)):
         return line
     shown: list[str] = []
     width = 0
     for written in reversed(line.split("\r")):
-        written, erased = _erase(written)
-        written = _back_up(written)
-        shown.append(written[width:])
-        width = max(width, len(written))
-        if erased:
-            break
+        row = _written(written.rpartition(_ERASE_LINE)[2])
+        shown.append(row[width:])
+        width = max(width, len(row))
+        if _ERASE_RIGHT in written or _ERASE_LINE in written:
+            break  # what was there before is gone
     return "".join(shown).rstrip()
 
 
-def _erase(written: str) -> tuple[str, bool]:
-    """What is left between two carriage returns, and whether all that stood there before is gone."""
-    erased = "\x1b" in written
-    kept = written.rpartition(_ERASE_LINE)[2].replace(_ERASE_RIGHT, "")
-    return kept, erased
-
-
-def _back_up(written: str) -> str:
-    if "\b" not in written:
-        return written
+def _written(text: str) -> str:
+    """What was written without a carriage return, after its backspaces and erasures to the right."""
+    if "\b" not in text:
+        return text.replace(_ERASE_RIGHT, "")
     cells: list[str] = []
     at = 0
-    for char in written:
+    for char in text:
         if char == "\b":
             at = max(at - 1, 0)
+        elif char == _ERASE_RIGHT:
+            del cells[at:]
         else:
             cells[at : at + 1] = char
             at += 1
