@@ -39,6 +39,9 @@ COMMANDS = {
     "python benchmarks/multi_hint.py": "tests/benchmarks/test_multi_hint.py::test_runs_and_ends_in_json",
     "python benchmarks/growth.py --folder docs/images": "tests/benchmarks/test_growth.py::test_runs_and_ends_in_json",
     "python benchmarks/judge_concurrency.py": "tests/benchmarks/test_judge_concurrency.py::test_runs_and_ends_in_json",
+    "python benchmarks/judge_concurrency.py --trajectory --turns 8 --votes 1 --delay 0.5": (
+        "tests/benchmarks/test_judge_concurrency.py::test_the_turns_of_a_trajectory_are_judged_at_once"
+    ),
 }
 """A command of the README or of docs/performance.md, and what runs it exactly so: a test, which may add what makes it
 small, or CI."""
