@@ -8,7 +8,7 @@ from trl_openclaw.trainer import step_profile
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-SCRIPTS = ("profile_step", "multi_hint", "step_overhead", "growth")
+SCRIPTS = ("profile_step", "multi_hint", "turn_scoring", "step_overhead", "growth")
 
 
 def test_each_script_has_its_command():
