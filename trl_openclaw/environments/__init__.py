@@ -10,6 +10,8 @@ A class is what TRL's `environment_factory` takes. Beside `reset`, `get_reward` 
 `next_state`: what followed the last assistant turn when no tool's answer did. A tool may answer with a
 [`~trl_openclaw.types.ToolResult`].
 
+[`ConversationRollout`] is no environment but a `rollout_func`: a user, simulated or scripted, answers each turn.
+
 A new environment is one file, and a line in the table below.
 """
 
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 # Public name -> the module that defines it, looked up when it is first used: a sandbox's child process starts here.
 _MODULES = {
     "CodeEnvironment": ".code",
+    "ConversationRollout": ".conversation",
     "ShellEnvironment": ".shell",
     "wrap_environment": ".wrapped",
     "Limits": ".sandbox",
@@ -27,10 +30,20 @@ _MODULES = {
     "Scratch": ".scratch",
 }
 
-__all__ = ["CodeEnvironment", "Limits", "Sandbox", "SandboxResult", "Scratch", "ShellEnvironment", "wrap_environment"]
+__all__ = [
+    "CodeEnvironment",
+    "ConversationRollout",
+    "Limits",
+    "Sandbox",
+    "SandboxResult",
+    "Scratch",
+    "ShellEnvironment",
+    "wrap_environment",
+]
 
 if TYPE_CHECKING:
     from .code import CodeEnvironment
+    from .conversation import ConversationRollout
     from .sandbox import Limits, Sandbox, SandboxResult
     from .scratch import Scratch
     from .shell import ShellEnvironment

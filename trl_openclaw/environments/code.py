@@ -21,7 +21,7 @@ Verdict = Literal["not_run", "solved", "failed", "not_loaded", "timeout", "ended
 _MAX_CODE = 100_000
 _WISH_CHARS = 500
 _LIMITS = Limits(seconds=5, processes=16)
-_SPARE_SECONDS = 3.0
+_SPARE_SECONDS = 2.0
 _REPORT_CHARS = 500_000
 _FENCE = re.compile(r"^```[^\n`]*\n(.*?)(?:^```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _CODE_LINE = re.compile(r"^(?:def|class|import|from|async def)\b|^@", re.MULTILINE)
@@ -103,8 +103,8 @@ class CodeEnvironment:
             return "no_code", _result(problem, satisfied=False, verdict="no_code", wish=problem)
         nonce = secrets.token_hex(16)
         limits = self._sandbox.limits
-        task = {"tests": self._tests, "entry_point": self._entry_point, "code": without_fences(code), "nonce": nonce}
-        task["seconds"] = limits.seconds
+        task: dict[str, Any] = {"code": without_fences(code), "tests": self._tests, "entry_point": self._entry_point}
+        task |= {"nonce": nonce, "seconds": limits.seconds}
         roomier = replace(limits, seconds=limits.seconds + _SPARE_SECONDS, output_chars=_REPORT_CHARS)
         argv = [self._sandbox.python, *FLAGS, "-c", START.format("judge"), ".tests"]
         try:
@@ -212,9 +212,7 @@ def _headline(report: Mapping[str, Any], seconds: float) -> tuple[Verdict, str]:
             filter(None, ["The run of the tests ended early.", why, counted if total else ""])
         )
     if passed == total:
-        return "solved", "All tests passed." if total == 0 else f"All {total} tests passed." if total > 1 else (
-            "The test passed."
-        )
+        return "solved", f"All {total} tests passed." if total > 1 else "The test passed."
     return "failed", counted
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NoReturn
 
 from . import sandbox_walls as walls
@@ -236,21 +237,19 @@ def _resident_bytes(process: int) -> int:
 def _disk_is_full(directory: str, tree: list[int], limits: dict[str, Any]) -> bool:
     entries, size = 0, sum(map(_deleted_bytes, tree))
     folders = [directory]
-    while folders:
+    while folders and entries <= limits["files"] and size <= limits["disk_mb"] * _MB:
         try:
             with os.scandir(folders.pop()) as listing:
-                for entry in listing:
+                for entry in islice(listing, limits["files"] + 1):
                     entries += 1
                     size += entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
-                    if entries > limits["files"] or size > limits["disk_mb"] * _MB:
-                        return True
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:  # a path too long to look at, a folder that was closed: nothing that can be measured
             return True
-    return False
+    return entries > limits["files"] or size > limits["disk_mb"] * _MB
 
 
 def _deleted_bytes(process: int) -> int:

@@ -20,6 +20,7 @@ from ..next_states.views import clip
 from ..types import NextState, ToolResult
 
 _MAX_BYTES = 64 << 20
+_MISSING = object()
 _PLAIN_CLASSES = {("trl_openclaw.types", "ToolResult"), ("trl_openclaw.types", "NextState")}
 
 
@@ -241,10 +242,10 @@ def _serve(connection: Connection, recipe: bytes) -> None:
             what, name, *rest = pickle.loads(connection.recv_bytes())
         except EOFError:
             return
-        if what == "get" and not hasattr(environment, name):
-            answer = ("missing", f"there is no {name!r}")
-        elif what == "get":
-            answer = _answer(getattr, environment, name)
+        if what == "get":
+            answer = _answer(getattr, environment, name, _MISSING)
+            if answer[1] is _MISSING:
+                answer = ("missing", f"there is no {name!r}")
         else:
             args, kwargs = rest or ((), {})
             answer = _answer(getattr(environment, name), *args, **kwargs)

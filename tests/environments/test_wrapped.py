@@ -1,0 +1,210 @@
+"""An environment in a process of its own: the same tools, and nothing that it does reaches the trainer."""
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from toy_environments import Counter, Plain, Unstartable
+
+from trl_openclaw.environments.wrapped import EnvironmentFailedError, wrap_environment
+from trl_openclaw.types import NextState
+
+Wrapped = wrap_environment(Counter, arguments={"start": 10}, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return Wrapped()
+
+
+@pytest.fixture
+def environment(shared):
+    shared.reset(prompt="one")
+    return shared
+
+
+def impatient(environment, seconds: float = 0.5):
+    """The same environment with little patience from here on."""
+    environment._worker.timeout = seconds
+    return environment
+
+
+@pytest.fixture(autouse=True)
+def _patient(shared):
+    yield
+    shared._worker.timeout = 20
+
+
+def functions(thing: type) -> dict:
+    found = inspect.getmembers(thing, predicate=inspect.isfunction)
+    return {name: function for name, function in found if not name.startswith("_")}
+
+
+def test_the_class_has_the_same_tools():
+    assert Wrapped.__name__ == "Counter"
+    assert functions(Wrapped).keys() == functions(Counter).keys()
+    for name, function in functions(Counter).items():
+        wrapped = functions(Wrapped)[name]
+        assert (wrapped.__name__, wrapped.__doc__) == (name, function.__doc__)
+        assert inspect.signature(wrapped) == inspect.signature(function)
+
+
+def test_trl_makes_the_same_schemas():
+    from transformers.utils import get_json_schema
+
+    for name in ("add", "wait", "judge"):
+        assert get_json_schema(getattr(Wrapped(), name)) == get_json_schema(getattr(Counter(), name))
+
+
+def test_calls_go_to_another_process(environment):
+    assert environment.reset(prompt="two") == "Row two."
+    answer = environment.add(amount=2, times=3)
+    assert answer.startswith("It is 16 in process ")
+    assert f"process {os.getpid()}." not in answer
+    assert environment.wait(0.01) == "waited"
+    assert environment.get_reward() == 16.0
+    assert environment.next_state == NextState("The count is 16.", role="tool", satisfied=True, info={"n": 16})
+    assert environment.count == 16
+
+
+def test_a_tool_result_keeps_what_it_knows(environment):
+    result = environment.judge()
+    assert (str(result), result.satisfied, result.info) == ("Wrong.", False, {"wish": "Do better."})
+
+
+def test_an_environment_without_reward_or_next_state():
+    environment = wrap_environment(Plain)()
+    assert not hasattr(type(environment), "get_reward")
+    assert environment.reset() is None
+    assert environment.act() == 5
+    assert environment.next_state is None
+    assert not hasattr(environment, "anything")
+
+
+@pytest.mark.parametrize(("how", "said"), [("raise", "KeyError: 'missing'"), ("exit", "SystemExit: 3")])
+def test_a_tool_that_raises(environment, how, said):
+    result = environment.misbehave(how)
+    assert (str(result), result.satisfied) == (said, False)
+    assert result.info == {"ended": "raised", "wish": said}
+    assert environment.add(1).startswith("It is 11")
+
+
+def test_wrong_arguments_are_a_clear_answer(environment):
+    assert "unexpected keyword argument 'much'" in environment.add(much=1)
+
+
+def test_a_tool_that_hangs_is_cut_and_the_next_reset_starts_anew(environment):
+    assert environment.misbehave("nothing else").info["ended"] == "raised"
+    result = impatient(environment).misbehave("hang")
+    assert result == "Stopped after 0.5 s without an answer. The environment has ended."
+    assert (result.satisfied, result.info) == (None, {"ended": "timeout"})
+    assert environment.add(1) == result
+    assert environment.get_reward() is None
+    assert environment.next_state == NextState(str(result), role="tool", info={"ended": "timeout"})
+    environment._worker.timeout = 20
+    assert environment.reset(prompt="three") == "Row three."
+    assert environment.add(1).startswith("It is 11")
+
+
+def test_the_children_of_a_tool_that_hangs_go_with_it(environment):
+    impatient(environment, 2).misbehave("hang with a child")
+    assert not any("child-of-counter" in str(p.info["cmdline"]) for p in psutil.process_iter(["cmdline"]))
+
+
+def test_a_worker_that_dies(environment):
+    result = environment.misbehave("die")
+    assert str(result).startswith("The environment's process has ended by itself")
+    assert (result.satisfied, result.info) == (None, {"ended": "died"})
+    assert environment.reset(prompt="four") == "Row four."
+
+
+def test_a_worker_that_died_unseen_is_replaced(environment):
+    environment._worker.process.kill()
+    assert environment.reset(prompt="five") == "Row five."
+
+
+def test_megabytes_printed_do_not_matter(environment, capfd):
+    assert environment.misbehave("print") == "printed"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_long_answer_is_cut(environment):
+    answer = environment.misbehave("answer much")
+    assert answer.startswith("headx")
+    assert answer.endswith("xtail")
+    assert "left out here" in answer
+    assert len(answer) < 21_000
+
+
+@pytest.mark.parametrize("how", ["answer an object", "answer a function"])
+def test_answers_that_are_code_are_not_read(environment, how):
+    result = environment.misbehave(how)
+    assert result.info["ended"] == "raised"
+    assert environment.add(1).startswith("It is 11")
+
+
+def test_before_reset():
+    environment = Wrapped()
+    assert environment.add(1) == "The environment was not reset yet."
+    assert environment.get_reward() is None
+
+
+def test_a_reset_that_fails_is_tried_again_and_then_an_error(environment):
+    with pytest.raises(EnvironmentFailedError, match=r"`Counter.reset` failed: ValueError: no such row"):
+        environment.reset(refuse=True)
+
+
+def test_an_environment_that_cannot_be_made():
+    with pytest.raises(EnvironmentFailedError, match="could not be made: RuntimeError: no licence"):
+        wrap_environment(Unstartable)().reset()
+
+
+def test_workers_end_with_the_environment():
+    environment = wrap_environment(Plain)()
+    environment.reset()
+    process = psutil.Process(environment._worker.process.pid)
+    del environment
+    assert not process.is_running()
+
+
+TRAINER = """
+import sys
+sys.path[:0] = [".", "tests"]
+from toy_environments import Counter
+from trl_openclaw.environments import wrap_environment
+if __name__ == "__main__":
+    environment = wrap_environment(Counter)()
+    environment.reset()
+    print(environment._worker.process.pid, flush=True)
+    environment.misbehave("hang")
+"""
+
+
+def test_workers_end_with_a_trainer_that_is_killed(tmp_path):
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "trainer.py"], cwd=root, stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        worker = psutil.Process(int(trainer.stdout.readline()))
+        time.sleep(0.1)
+        trainer.send_signal(signal.SIGKILL)
+    worker.wait(timeout=20)
+
+
+def test_what_cannot_be_wrapped_is_refused():
+    class Local(Plain):
+        pass
+
+    with pytest.raises(ValueError, match="top level"):
+        wrap_environment(Local)
+    with pytest.raises(ValueError, match="must be a class"):
+        wrap_environment(Plain())
+    with pytest.raises(ValueError, match="has no `reset`"):
+        wrap_environment(dict)
