@@ -58,3 +58,17 @@ def assert_shared_on_one_rank(shared: list[dict], whole: list[dict]) -> None:
         assert found["losses"] == pytest.approx(expected["losses"], abs=1e-5)
         for name, sums in expected["weights_by_name"].items():
             assert found["weights_by_name"][name] == pytest.approx(sums, abs=1e-4), name
+
+
+def assert_turns_of_two_ranks(first: dict, second: dict) -> None:
+    """Both ranks trained to the end, on three turns a row and on one, and their logs tell of the turns of both."""
+    assert first["error"] is second["error"] is None
+    assert first["step_advantages"] == [[[-1.0, 1.0, -1.0]] * 4] * 2
+    assert second["step_advantages"] == [[-1.0] * 4] * 2
+    assert first["active_tokens"] == [4 * 9] * 2
+    assert second["active_tokens"] == [4 * 3] * 2
+    for log in (*first["log"], *second["log"]):
+        assert [log[f"steps/{step}/turns"] for step in range(3)] == [1.0, 0.5, 0.5]
+        assert [log[f"steps/{step}/hint_accepted"] for step in range(3)] == [1.0, 0.0, 1.0]
+        assert [log[f"steps/{step}/reward"] for step in range(3)] == [-1.0, 1.0, -1.0]
+        assert log["turns/mean"] == 2.0

@@ -1,7 +1,7 @@
 """Prefix sharing under DeepSpeed, which spreads gradients (ZeRO-2) and weights (ZeRO-3) over two real processes."""
 
 import pytest
-from launch_ranks import assert_shared_on_one_rank, launch
+from launch_ranks import assert_shared_on_one_rank, assert_turns_of_two_ranks, launch
 
 pytest.importorskip("deepspeed")
 
@@ -21,3 +21,7 @@ def test_one_rank_shares_prompts_and_the_other_cannot(tmp_path, engine, scenario
     shared = launch(scenario, tmp_path / "shared", engine=engine)
     assert shared[0]["engine"] == "DeepSpeedEngine"
     assert_shared_on_one_rank(shared, whole)
+
+
+def test_ranks_whose_rows_have_different_numbers_of_turns(tmp_path):
+    assert_turns_of_two_ranks(*launch("more turns on rank zero", tmp_path, engine="zero3"))

@@ -1,7 +1,7 @@
 """Two real processes over gloo: no rank may wait for another one for ever, and the numbers are those of one process."""
 
 import pytest
-from launch_ranks import assert_shared_on_one_rank, launch
+from launch_ranks import assert_shared_on_one_rank, assert_turns_of_two_ranks, launch
 
 
 @pytest.mark.parametrize("scenario", ["one rank without hints", "uneven lengths", "combine", "lora"])
@@ -39,6 +39,12 @@ def test_a_rank_whose_conversations_are_over_samples_on_with_the_others(tmp_path
         assert a["generations"] == b["generations"] > 1
         assert a["conversation/turns"] == b["conversation/turns"] == (a["turns_here"] + b["turns_here"]) / 2
     assert first["weights"] == pytest.approx(second["weights"], rel=1e-12)
+
+
+def test_ranks_whose_rows_have_different_numbers_of_turns_stay_in_step(tmp_path):
+    found = launch("more turns on rank zero", tmp_path)
+    assert_turns_of_two_ranks(*found)
+    assert found[0]["weights"] == pytest.approx(found[1]["weights"], rel=1e-12)
 
 
 def test_each_rank_trains_on_the_scores_of_its_own_rows(tmp_path):

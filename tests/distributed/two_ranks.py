@@ -134,6 +134,30 @@ def rollout_by_row(prompts, trainer):
     return {"prompt_ids": ids, "completion_ids": found, "logprobs": [[-1.0] * len(row) for row in found]}
 
 
+def more_turns_on_rank_zero(prompts, trainer):
+    """Three turns in each completion of rank 0, with a user in between, and one in those of rank 1."""
+    said = trainer.suffixes.after_turn([{"role": "user", "content": "Again!"}])
+    found = {"prompt_ids": trainer.tokenize_prompts(prompts), "completion_ids": [], "env_mask": [], "trajectory": []}
+    for i in range(len(prompts)):
+        own = [65 + i, 70 + i, 256]
+        ids, mask = list(own), [1] * 3
+        messages = [{"role": "assistant", "content": chr(65 + i)}, {"role": "user", "content": "Again!"}]
+        for _ in range(2 if RANK == 0 else 0):
+            ids, mask, messages = ids + said + own, mask + [0] * len(said) + [1] * 3, messages + messages[:2]
+        found["completion_ids"].append(ids)
+        found["env_mask"].append(mask)
+        found["trajectory"].append(messages)
+    return {**found, "logprobs": [[-1.0] * len(ids) for ids in found["completion_ids"]]}
+
+
+async def judge_by_step(turn):
+    """Every second step is fine; the others have three hints each."""
+    hints = (
+        [None] if turn.step % 2 else [f"{word} {turn.step}" for word in ("Be brief", "Say it kindly", "Use numbers")]
+    )
+    return Verdict.from_votes([Vote(score=1 if turn.step % 2 else -1, hint=hint) for hint in hints])
+
+
 WHOLE_ROWS = ", in whole rows"
 """At the end of a scenario's name: without prefix sharing."""
 
@@ -161,6 +185,12 @@ SCENARIOS = {
         "judge": judge_that(),
         "rollout_func": CountedConversations(satisfied_on_rank_one, max_turns=3),
         "config": {"max_completion_length": 200, "generation_kwargs": {"sequence_bias": [[[256], 9.0]]}},
+    },
+    "more turns on rank zero": {
+        "judge": judge_by_step,
+        "trainer_class": CombineTrainer,
+        "rollout_func": more_turns_on_rank_zero,
+        "config": {"max_completion_length": 200, "hint_placement": "turn", "opd_loss": "topk_surrogate"},
     },
     "judge broken on one rank": {"judge": judge_broken_on_rank_one},
     "judge broken everywhere": {"judge": judge_broken},

@@ -105,7 +105,7 @@ class TestJudging:
         assert "steps/2/judge_score" not in log
         assert [log.get(f"steps/{step}/reward") for step in range(3)] == [1.0, -1.0, None]
         assert log["steps/2/turns"] == 1.0
-        assert "steps/3/turns" not in log or log["steps/3/turns"] == 0.0
+        assert "steps/3/turns" not in log
 
     def test_columns_tell_the_steps_of_a_row(self, tmp_path):
         judge = by_step(says(1, "first"), says(-1), says(1, "third"))

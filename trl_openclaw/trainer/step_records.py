@@ -36,30 +36,31 @@ def record_steps(trainer: "OPDTrainer", batch: dict[str, Any], rewards: torch.Te
     """
     turns, device = trainer.turns, trainer.accelerator.device
     exists = turns.table([1.0] * len(turns.turns)).to(device)
-    scores = turns.table(trainer.turn_scores()).to(device)
-    tables = {"turns": exists.nan_to_num(0.0), "judge_score": scores, "reward": rewards}
-    if "teacher_mask" in batch:
-        masks = turn_masks(batch["turn_index"], turns.num_steps)
-        tables["hint_accepted"] = (masks & batch["teacher_mask"].unsqueeze(1)).any(dim=2).float() * exists
-    for name, table in tables.items():
-        _record_table(trainer, name, table)
     counts = torch.tensor([len(turns.turns), turns.unmatched, turns.rows], dtype=torch.float64, device=device)
     total, unmatched, rows = trainer.accelerator.gather(counts).view(-1, 3).sum(0).tolist()
     trainer.record_metric("turns/mean", total / rows)
     trainer.record_metric("turns/unmatched", unmatched / rows)
+    for step, (_, count) in enumerate(_column_sums(trainer, exists)):
+        if count:
+            trainer.record_metric(f"steps/{step}/turns", count / rows)
+    tables = {"judge_score": turns.table(trainer.turn_scores()).to(device), "reward": rewards}
+    if "teacher_mask" in batch:
+        masks = turn_masks(batch["turn_index"], turns.num_steps)
+        tables["hint_accepted"] = (masks & batch["teacher_mask"].unsqueeze(1)).any(dim=2).float() * exists
+    for name, table in tables.items():
+        for step, (number, count) in enumerate(_column_sums(trainer, table)):
+            if count:
+                trainer.record_metric(f"steps/{step}/{name}", number / count)
     if trainer.has_environment:
         _record_verdicts(trainer)
 
 
-def _record_table(trainer: "OPDTrainer", name: str, table: torch.Tensor) -> None:
-    """Log the mean of each step's column of a table `(B, S)`, NaN aside."""
+def _column_sums(trainer: "OPDTrainer", table: torch.Tensor) -> list[list[float]]:
+    """Sum and number of what stands in each of the first columns of all processes' tables `(B, S)`, NaN aside."""
     sums = torch.zeros(LOGGED_STEPS, 2, dtype=torch.float64, device=table.device)
     shown = table[:, :LOGGED_STEPS].double()
     sums[: shown.size(1)] = torch.stack([shown.nansum(dim=0), (~shown.isnan()).sum(dim=0)], dim=1)
-    found = trainer.accelerator.gather(sums).view(-1, LOGGED_STEPS, 2).sum(0).tolist()
-    for step, (total, count) in enumerate(found):
-        if count:
-            trainer.record_metric(f"steps/{step}/{name}", total / count)
+    return trainer.accelerator.gather(sums).view(-1, LOGGED_STEPS, 2).sum(0).tolist()
 
 
 def _record_verdicts(trainer: "OPDTrainer") -> None:
