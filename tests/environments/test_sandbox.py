@@ -100,9 +100,10 @@ def test_a_very_deep_directory_is_removed():
 def test_an_own_signal_and_a_missing_program(sandbox):
     run = sandbox.run(["sh", "-c", "kill -SEGV $$"])
     assert (run.ended, run.exit_code) == ("killed", -signal.SIGSEGV)
-    run = sandbox.run(["no-such-program"])
-    assert (run.ended, run.exit_code) == ("not_started", 127)
-    assert "no-such-program" in run.stderr
+    for program in ("no-such-program", "./no-program.txt", "/root/closed"):
+        run = sandbox.run([program], files={"no-program.txt": ""})
+        assert (run.ended, run.exit_code) == ("not_started", 127)
+        assert program in run.stderr
 
 
 def test_bytes_that_are_no_text(sandbox):
@@ -323,6 +324,20 @@ def test_nothing_stays_when_the_trainer_is_killed(sandbox):
     finally:
         trainer.kill()
         trainer.wait()
+    assert gone(marker)
+
+
+def test_nothing_stays_when_the_sandbox_itself_is_killed(either):
+    marker = uuid.uuid4().hex
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(python, either, "import time; time.sleep(100)", marker)
+        until = time.monotonic() + 30
+        while len(found := [p for p in _processes() if marker in str(p.info["cmdline"])]) < 3:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        min(found, key=lambda p: p.pid).kill()
+        with pytest.raises(SandboxError, match="its child process died"):
+            run.result()
     assert gone(marker)
 
 

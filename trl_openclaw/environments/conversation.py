@@ -111,6 +111,7 @@ class ConversationRollout:
                 break
             for talk, turn in zip(going_on, turns, strict=True):
                 talk.take_turn(turn)
+            going_on = [talk for talk in going_on if talk.ending is None]
             for talk, feedback in zip(going_on, self._ask(going_on, step, trainer), strict=True):
                 self._take_reply(talk, feedback, suffixes, trainer)
         for talk in talks:
@@ -193,7 +194,10 @@ class _Talk:
         return self.max_completion_length - len(self.completion_ids) - len(self.suffix)
 
     def take_turn(self, turn: SampledTurn) -> None:
-        """Add a sampled turn, and before it what it answers."""
+        """Add a sampled turn, and before it what it answers. One without a single id, if not the first, is none."""
+        if self.turns and not turn.ids:
+            self.ending = "cut"
+            return
         self.completion_ids += self.suffix + turn.ids
         self.env_mask += [0] * len(self.suffix) + [1] * len(turn.ids)
         if turn.logprobs is None or self.logprobs is None:

@@ -216,9 +216,14 @@ class Sandbox:
         }
 
     def _check_walls(self) -> None:
+        if os.name != "posix":
+            raise SandboxError("A sandbox needs Linux. On Windows, run inside WSL 2.")
         from .sandbox_probe import broken_walls
 
-        broken = broken_walls(self.python, self._namespaces)
+        try:
+            broken = broken_walls(self.python, self._namespaces)
+        except OSError as error:
+            raise SandboxError(f"The sandbox could not be tried out: {error}") from error
         refused = {name: why for name, why in broken.items() if name not in self.allow_missing}
         if refused:
             raise SandboxError(_why_missing(refused))
@@ -232,7 +237,8 @@ def _why_missing(missing: Mapping[Any, str]) -> str:
         [
             "This machine cannot keep a program in:",
             *lines,
-            f"Run on a machine that can, in a virtual machine, say, or accept it: `allow_missing={tuple(missing)!r}`.",
+            "Run on a machine that can, in a virtual machine, say, or accept it: "
+            f"`Sandbox(allow_missing={tuple(missing)!r})`.",
         ]
     )
 

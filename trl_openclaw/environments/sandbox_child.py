@@ -132,7 +132,9 @@ def _count_processes(task: dict[str, Any], built: _Walls, root: bool) -> None:
 
 def _be_first(task: dict[str, Any], built: _Walls, writer: int) -> NoReturn:
     try:
+        os.setpgid(0, 0)
         if _LINUX:
+            walls.end_with_parent()
             walls.adopt_orphans()
             with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
                 file.write("1000")  # where memory runs out all the same, this goes and the trainer stays
@@ -149,6 +151,7 @@ def _be_first(task: dict[str, Any], built: _Walls, writer: int) -> NoReturn:
 
 
 def _be_command(task: dict[str, Any], built: _Walls, writer: int) -> NoReturn:
+    kind = "error"
     try:
         os.chdir(task["directory"])
         os.umask(0o077)
@@ -159,13 +162,15 @@ def _be_command(task: dict[str, Any], built: _Walls, writer: int) -> NoReturn:
             walls.forbid_new_privileges()
         if task["user"] is not None:
             walls.become_user(task["user"], may_search=task["may_search"])
+        if _LINUX:
+            walls.end_with_parent()
         if built.rules is not None:
             walls.landlock_enter(built.rules)
         if built.program:
             walls.seccomp_enter(built.program)
+        kind = "not_started"
         os.execvpe(task["argv"][0], task["argv"], task["env"])
     except BaseException as error:
-        kind = "not_started" if isinstance(error, FileNotFoundError | NotADirectoryError) else "error"
         text = f"{type(error).__name__}: {error}"
         os.write(writer, json.dumps({"error": text, "kind": kind}).encode() + b"\n")
     finally:
@@ -266,8 +271,9 @@ def _deleted_bytes(process: int) -> int:
 
 def _end_tree(first: int, user: int | None, own_numbers: bool) -> None:
     give_up = time.monotonic() + _END_SECONDS
-    with suppress(ProcessLookupError):
-        os.kill(first, signal.SIGKILL)  # with it goes all that it numbers, where it is number one
+    for end in (os.kill, os.killpg):  # with the first process goes all that it numbers, where it is number one
+        with suppress(OSError):
+            end(first, signal.SIGKILL)
     while _reap():
         if time.monotonic() > give_up:
             raise RuntimeError("Some processes of the sandbox could not be ended.")
