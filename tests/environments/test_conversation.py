@@ -328,6 +328,18 @@ class TestEndings:
         assert trainer.tokenizer.decode(contexts[1][0]).count("<|im_start|>") == 4
         assert len(spans(rows[0])) == 2
 
+    def test_a_later_turn_without_a_single_id_is_no_turn(self, tmp_path, monkeypatch):
+        """Else the messages would tell one turn more than the ids, and nothing of the row could be taught."""
+        steps = iter([[[65, END]] * 2, [[], [66, END]], [[67, END]]])
+        monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", lambda self, *args, **kwargs: (next(steps), None))
+        rows, ends = lead(talking(tmp_path, max_turns=3))
+        assert ends == {"cut": 0.5, "max_turns": 0.5}
+        assert [len(spans(row)) for row in rows] == [1, 3]
+        assert [[m["role"] for m in row["trajectory"]] for row in rows] == [
+            ["assistant", "user"],
+            ["assistant", "user"] * 3,
+        ]
+
     def test_a_turn_without_a_single_token(self, tmp_path, monkeypatch):
         trainer = talking(tmp_path, max_turns=3)
         sample = GRPOTrainer._generate_single_turn
