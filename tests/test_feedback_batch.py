@@ -261,7 +261,7 @@ def test_the_next_call_takes_the_batch_and_the_one_after_it_none():
     async def main():
         reward = HindsightReward(judge, echo, eos_token_ids=2)
         batch = reward.open_batch()
-        batch.start(1, reward.turn("p", "b", [7]), {"answer": 5})
+        batch.start(1, reward.turns("p", "b", [7], {})[0], {"answer": 5})
         first = await call(reward, ["a", "b"], completion_ids=[[2], [7]], answer=[4, 5])
         assert [f.turn.truncated for f in reward.last] == [False, True]
         early = reward.early
@@ -277,7 +277,7 @@ def test_a_call_that_cannot_be_read_stops_what_was_started():
 
     async def main():
         reward = HindsightReward(judge, echo, eos_token_ids=2)
-        reward.open_batch().start(0, reward.turn("p", "a", [2]), {})
+        reward.open_batch().start(0, reward.turns("p", "a", [2], {})[0], {})
         await asyncio.sleep(0.01)
         scores = await call(reward, ["a"], completion_ids=5)
         assert len(asyncio.all_tasks()) == 1
@@ -293,7 +293,7 @@ def test_a_batch_that_is_taken_is_waited_for_no_more():
         batch = reward.open_batch()
         assert reward.take_batch() is batch
         assert reward.take_batch() is None
-        batch.start(0, reward.turn("p", "a", None), {})
+        batch.start(0, reward.turns("p", "a", None, {})[0], {})
         await call(reward, ["a"])
         await batch.close()
         return reward.early

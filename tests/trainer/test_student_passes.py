@@ -216,7 +216,7 @@ class TestLogsOfAChoiceThatComesLate:
                 assert hint.endswith(f" {prompt[0]['content']}.")
         found = {}
         for batch in micro_batches[-4:]:
-            columns = batch["row_index"], batch["hint_choice"], batch["hint_overlap"].nanmean(1)
+            columns = batch["row_index"], batch["hint_choice"].squeeze(1), batch["hint_overlap"].nanmean(1)
             found |= {row: known for row, *known in zip(*(column.tolist() for column in columns), strict=True)}
         assert len(found) == 8
         assert len({choice for choice, _ in found.values()}) > 1
