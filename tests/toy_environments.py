@@ -45,6 +45,12 @@ class Counter:
         """Say what is known."""
         return ToolResult("Wrong.", satisfied=False, info={"wish": "Do better."})
 
+    def picture(self) -> list:
+        """Show something."""
+        from PIL import Image
+
+        return [{"type": "text", "text": "See:"}, {"type": "image", "image": Image.new("RGB", (2, 2), "red")}]
+
     def misbehave(self, how: str) -> object:
         """Do what a tool must not do.
 

@@ -108,6 +108,7 @@ def test_the_outcome_judge_takes_score_and_hint(environment, code, score):
     [
         ("def add(a, b:", "not_loaded", "The code could not be loaded: SyntaxError: '(' was never closed"),
         ("import nothing_like_it", "not_loaded", "The code could not be loaded: ModuleNotFoundError: No module named"),
+        ("import sys\nsys.exit(0)", "not_loaded", "The code could not be loaded: SystemExit: 0"),
         ("1 / 0", "not_loaded", "The code could not be loaded: ZeroDivisionError: division by zero"),
         ("\0", "not_loaded", "The code could not be loaded: "),
         ("(" * 5000, "not_loaded", "The code could not be loaded: "),
@@ -319,7 +320,7 @@ FORGERIES = {
     "sys.modules['math'] = None\nunittest.TestCase.assertEqual = lambda *a: None",
     "shadows names": WRONG + "def range(*a): return []\ndef len(x): return 3\nAssertionError = None\n"
     "def _Failed_(*a): return ValueError\ndef _short_(*a): pass\ninf = 3\n_got_ = _expected_ = 3\n__name__ = 'tests'",
-    "is equal to everything": "class Yes(int):\n    def __eq__(self, other): return True\n"
+    "is equal to anything": "class Yes(int):\n    def __eq__(self, other): return True\n"
     "    def __ne__(self, other): return False\n    __hash__ = None\n    def __bool__(self): return True\n"
     "class Sure:\n    def __eq__(self, other): return True\n"
     "def add(a, b):\n    return Sure() if a == 1 else Yes(7)\n",
@@ -348,7 +349,15 @@ def test_the_verdict_cannot_be_forged(sandbox, name):
 def test_a_test_that_hides_the_end_of_the_code_does_not_pass(environment):
     tests = "def test_x():\n    try:\n        f()\n    except:\n        pass\n    else:\n        raise AssertionError\n"
     assert run(environment, "def f(): raise ValueError", tests).satisfied is True
-    assert run(environment, "import os\ndef f(): os._exit(0)").satisfied is False
+    result = run(environment, "import os\ndef f(): os._exit(0)")
+    assert (result.satisfied, result.info["passed"]) == (False, 0)
+
+
+def test_an_object_that_is_equal_to_everything_is_equal_to_no_plain_value(environment):
+    code = "class Sure:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n"
+    code += "class Yes(int, Sure):\n    pass\ndef f(): return Sure()\ndef g(): return Yes(7)"
+    result = run(environment, code, "assert f() == 3\nassert 3 == f()\nassert not f() != 3\nassert g() == 3")
+    assert (result.satisfied, result.info["passed"]) == (False, 0)
 
 
 def test_names_of_the_code_never_take_the_place_of_builtins(environment):

@@ -78,6 +78,13 @@ def test_a_tool_result_keeps_what_it_knows(environment):
     assert (str(result), result.satisfied, result.info) == ("Wrong.", False, {"wish": "Do better."})
 
 
+def test_pictures_are_passed_on(environment):
+    pytest.importorskip("PIL")
+    text, image = environment.picture()
+    assert text == {"type": "text", "text": "See:"}
+    assert image["image"].getpixel((1, 1)) == (255, 0, 0)
+
+
 def test_an_environment_without_reward_or_next_state():
     environment = wrap_environment(Plain)()
     assert not hasattr(type(environment), "get_reward")
@@ -129,7 +136,9 @@ def test_a_worker_that_died_unseen_is_replaced(environment):
     assert environment.reset(prompt="five") == "Row five."
 
 
-def test_megabytes_printed_do_not_matter(environment, capfd):
+def test_megabytes_printed_do_not_matter(capfd):
+    environment = Wrapped()
+    environment.reset()
     assert environment.misbehave("print") == "printed"
     assert capfd.readouterr() == ("", "")
 

@@ -44,7 +44,9 @@ def wrap_environment(
     environment answers that it has ended until it is reset. A worker ends with the trainer.
 
     This keeps the trainer alive and responsive; it is no sandbox. What an agent writes belongs into a
-    [`~trl_openclaw.environments.Sandbox`].
+    [`~trl_openclaw.environments.Sandbox`]. A worker is a daemon of `multiprocessing`: it may start programs, not
+    further `multiprocessing` processes. What a tool returns must be text, numbers, lists, dicts, `ToolResult`,
+    `NextState` or PIL images.
 
     Args:
         environment_class: The class. It must be importable, so defined at the top level of a module.
