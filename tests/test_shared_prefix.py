@@ -89,6 +89,20 @@ def test_completions_that_are_masked_as_a_whole_change_nothing():
     torch.testing.assert_close(scored(model, sharing(), kwargs)[0], scored(model, None, kwargs)[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_equal_rows_are_run_once(gradients):
+    model = fused(tiny_llama())
+    kwargs = batch(prompts=(12, 12, 12), completions=(5, 5, 5))
+    for name in ("input_ids", "labels"):
+        kwargs[name][1:] = kwargs[name][0]
+    with torch.set_grad_enabled(gradients):
+        scored(model, shares := sharing(), kwargs)  # tries the model out
+        whole, logps = scored(model, None, kwargs), scored(model, shares, kwargs)
+    assert logps[2] == whole[2] / 3
+    torch.testing.assert_close(logps[0], whole[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(logps[1], whole[1], atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["falcon_h1", "lfm2", "qwen3_next"])
 def test_a_hybrid_has_gradients_where_all_completions_are_masked(family):
     """What is left to run is the last prompt token, and one token would be run as in decoding."""
