@@ -14,6 +14,7 @@ _MODULES = {
     # Values
     "Feedback": "trl_openclaw.types",
     "NextState": "trl_openclaw.types",
+    "ToolResult": "trl_openclaw.types",
     "Turn": "trl_openclaw.types",
     "Verdict": "trl_openclaw.types",
     "Vote": "trl_openclaw.types",
@@ -33,6 +34,11 @@ _MODULES = {
     # Chat clients
     "ChatClient": "trl_openclaw.chat",
     "LocalChat": "trl_openclaw.local_chat",
+    # Environments and conversations for agents
+    "CodeEnvironment": "trl_openclaw.environments",
+    "ShellEnvironment": "trl_openclaw.environments",
+    "wrap_environment": "trl_openclaw.environments",
+    "ConversationRollout": "trl_openclaw.environments",
     # Pieces to use alone
     "insert_hint": "trl_openclaw.hints",
     "collect_feedback": "trl_openclaw.feedback",
@@ -47,6 +53,7 @@ _MODULES = {
 __all__ = [
     "Feedback",
     "NextState",
+    "ToolResult",
     "Turn",
     "Verdict",
     "Vote",
@@ -63,6 +70,10 @@ __all__ = [
     "FunctionNextState",
     "ChatClient",
     "LocalChat",
+    "CodeEnvironment",
+    "ShellEnvironment",
+    "wrap_environment",
+    "ConversationRollout",
     "insert_hint",
     "collect_feedback",
     "HindsightReward",
@@ -75,6 +86,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from trl_openclaw.chat import ChatClient
+    from trl_openclaw.environments import CodeEnvironment, ConversationRollout, ShellEnvironment, wrap_environment
     from trl_openclaw.feedback import collect_feedback
     from trl_openclaw.hints import insert_hint
     from trl_openclaw.judges import Judge, LLMJudge, LocalJudge, OutcomeJudge, RuleJudge
@@ -89,7 +101,7 @@ if TYPE_CHECKING:
     )
     from trl_openclaw.rewards import HindsightReward
     from trl_openclaw.trainer import CombineConfig, CombineTrainer, OPDConfig, OPDTrainer
-    from trl_openclaw.types import Feedback, NextState, Turn, Verdict, Vote
+    from trl_openclaw.types import Feedback, NextState, ToolResult, Turn, Verdict, Vote
 
 
 def __getattr__(name: str) -> Any:
