@@ -1,7 +1,9 @@
-"""A sandbox with small limits, once for all tests."""
+"""A sandbox with small limits, once for all tests, and what it keeps programs from."""
 
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +21,23 @@ def sandbox():
         if sys.platform == "linux" and os.geteuid() == 0:
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(params=[True, False], ids=["namespaces", "no-namespaces"])
+def either(request, sandbox, monkeypatch):
+    """The sandbox with the kernel's help and without; the second needs root."""
+    if not request.param and os.geteuid() != 0:
+        pytest.skip("needs root")
+    monkeypatch.setattr(Sandbox, "_namespaces", request.param)
+    return sandbox
+
+
+@pytest.fixture
+def outside():
+    """A file, in a folder that is open to all, that only the sandbox keeps a program from."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        secret = Path(os.path.realpath(folder)) / "secret"
+        secret.write_text("secret")
+        secret.chmod(0o666)
+        yield secret

@@ -92,9 +92,9 @@ class Scratch:
         """Remove the directory, however deep."""
         with suppress(RecursionError):
             shutil.rmtree(self.path, ignore_errors=True)
-        if os.path.isdir(self.path):  # folders that were closed, or are too deep for the above
-            for command in (["chmod", "-R", "u+rwX", self.path], ["rm", "-rf", self.path]):
-                subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            if os.path.isdir(self.path):  # too deep for the above, or with folders that were closed
+                subprocess.run([*command, self.path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def __enter__(self) -> Self:
         return self
