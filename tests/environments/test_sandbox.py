@@ -96,9 +96,11 @@ def test_cpu_time(sandbox):
     assert python(sandbox, "while True: pass", limits=replace(sandbox.limits, cpu_seconds=1)).ended == "cpu"
 
 
-def test_memory_of_one_process(sandbox):
-    run = python(sandbox, "x = []\nwhile True: x.append(bytearray(1 << 22))")
-    assert "MemoryError" in run.stderr or run.ended == "memory"
+@pytest.mark.parametrize("code", ["bytearray(4 << 30)", "x = []\nwhile True: x.append(bytearray(1 << 22))"])
+def test_memory_of_one_process(sandbox, code):
+    run = python(sandbox, code)
+    assert (run.exit_code, run.ended) == (1, "exited")
+    assert "MemoryError" in run.stderr
 
 
 def test_memory_of_all_processes_together(sandbox):

@@ -15,7 +15,7 @@ import pytest
 from sandbox_harness import attempts, gone, python
 
 from trl_openclaw.environments import sandbox_probe
-from trl_openclaw.environments.sandbox import Sandbox
+from trl_openclaw.environments.sandbox import WALLS, Sandbox
 from trl_openclaw.environments.scratch import Scratch
 from trl_openclaw.errors import SandboxError
 
@@ -187,7 +187,6 @@ def test_a_run_is_refused_when_its_walls_cannot_be_built(sandbox, monkeypatch):
         ({"readable": ["/"]}, "files"),
         ({"limits": {"memory_mb": 4000}}, "memory"),
         ({"limits": {"processes": 500}}, "processes"),
-        ({"argv": ["false"]}, "network"),
     ],
 )
 def test_the_trial_sees_what_gets_through(sandbox, monkeypatch, change, wall):
@@ -198,7 +197,17 @@ def test_the_trial_sees_what_gets_through(sandbox, monkeypatch, change, wall):
         return given | change | {"limits": given["limits"] | change.get("limits", {})}
 
     monkeypatch.setattr(Sandbox, "_task", weaker)
-    assert wall in sandbox_probe._broken_walls.__wrapped__(sandbox.python, True, os.geteuid() == 0)
+    assert list(tried_anew(sandbox)) == [wall]
+
+
+def test_a_trial_that_cannot_be_run_shows_nothing_good(sandbox, monkeypatch):
+    task = Sandbox._task
+    monkeypatch.setattr(Sandbox, "_task", lambda *args: task(*args) | {"argv": ["false"]})
+    assert set(tried_anew(sandbox)) == set(WALLS)
+
+
+def tried_anew(sandbox: Sandbox) -> dict:
+    return sandbox_probe._broken_walls.__wrapped__(sandbox.python, True, os.geteuid() == 0)
 
 
 AS_USER = """
