@@ -158,7 +158,7 @@ class _Tree:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> "_Tree":
-        keys = [pack(f">{len(row)}Q", *row) for row in rows]  # bytes, in the same order, which C compares
+        keys = [pack(f"{len(row)}q", *row) for row in rows]  # bytes, which are compared in C
         order = sorted(range(len(rows)), key=keys.__getitem__)
         shared = [_shared_length(keys[a], keys[b]) // 8 for a, b in pairwise(order)]
         return cls(order, [*shared, 0][: len(rows)], [len(rows[i]) for i in order])
