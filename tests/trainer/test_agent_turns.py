@@ -166,13 +166,15 @@ class TestTeacher:
         assert batch["num_items_in_batch"] == 4 * taught.sum()
 
     def test_turns_under_one_hint_in_one_place_are_read_once(self, tmp_path):
-        teacher = flat_teacher()
+        teacher = ScriptedTeacher(lambda row: [-float(i) for i in range(len(row.completion_ids))])
         trainer = agent_trainer(tmp_path, texts=THREE_TURNS, judge=judge_that(hint="same"), teacher_model=teacher)
         batches = batches_of(trainer)
         trainer.train()
         assert len(teacher.rows) == 4
         assert list(teacher.rows[0].completion_ids) == batches[0]["completion_ids"][0].tolist()
-        assert batches[0]["teacher_mask"].sum() == (batches[0]["turn_index"] >= 0).sum()
+        own, scores = batches[0]["turn_index"][0] >= 0, batches[0]["teacher_per_token_logps"][0]
+        assert scores[own].equal(-own.nonzero().squeeze(1).float())
+        assert scores[~own].isnan().all()
 
     @pytest.mark.parametrize("placement", ["user", "turn"])
     def test_shared_or_not_the_numbers_are_those_of_single_rows(self, tmp_path, placement):
@@ -312,6 +314,18 @@ class TestRewards:
         torch.testing.assert_close(batches[0]["step_advantages"], expected)
         trained = (batches[0]["tool_mask"] * batches[0]["completion_mask"]).bool()
         assert not trained[0][spans(batches[0])[2]].any()
+
+    def test_the_outcome_of_a_trajectory_that_is_over_is_not_compared_with_later_steps(self, tmp_path):
+        texts = [[call(2), call(4), "6<|im_end|>", "9<|im_end|>"], "ok<|im_end|>"]
+        config = {"opd_weight": 0.0, "reward_baseline": "group", "num_generations": 4, "scale_rewards": "none"}
+        trainer = agent_trainer(
+            tmp_path, CombineTrainer, texts, judge=by_step(says(None), says(None)), config=config,
+            reward_funcs=[lambda completions, **kwargs: [1.0, 2.0, 3.0, 10.0]],
+        )  # fmt: skip
+        batches = batches_of(trainer)
+        trainer.train()
+        expected = [[-3.0, -0.5], [-2.0, 0.5], [-1.0, 0.0], [6.0, 0.0]]
+        assert batches[0]["step_advantages"].tolist() == expected
 
     @pytest.mark.parametrize("scale", ["group", "batch", "none"])
     def test_with_one_turn_it_is_trls_own_advantage(self, tmp_path, scale):
