@@ -19,7 +19,8 @@ ORDER = [
     {"lm_head"},  # a model's LM head as tensors
     {"losses", "hints", "scoring", "hint_selection", "leakage", "format_tokens"},  # pure functions of tensors and texts
     {"objectives"},  # losses per position, made from the above
-    {"chat"},  # asking a model on a server
+    {"server_client"},  # the connection to a server
+    {"chat"},  # asking a chat model there
     {"local_chat"},  # the same for a model in the process, with the types of the above
     {"judges", "next_states", "teachers"},  # where signal comes from, each useful alone
     {"feedback"},  # a next state and a judge for a batch of turns

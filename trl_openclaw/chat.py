@@ -4,16 +4,13 @@
 this process. Both answer with the final text only (no thinking) or raise `ChatError`; neither gives half an answer.
 """
 
-import asyncio
-import os
 import re
-import threading
-import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .errors import ChatError, JudgeUnavailableError
+from .server_client import ServerClient, failure_kind, say
 from .types import Messages
 
 if TYPE_CHECKING:
@@ -21,8 +18,6 @@ if TYPE_CHECKING:
 
 MORE_ROOM = 4
 """An answer cut by its token limit is asked for once more with this many times the room."""
-
-CHECK_TIMEOUT = 10.0
 
 _THINK_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 # At the very start only: an answer may well quote the tag, or speak of it ("print no <think> tags").
@@ -97,15 +92,7 @@ async def complete_with_room(ask: Callable[[int], Awaitable[Draft]], max_tokens:
     raise ChatError("truncated", f"the answer, thinking included, did not end within {MORE_ROOM * max_tokens} tokens")
 
 
-@dataclass(frozen=True)
-class _Session:
-    """What is bound to one event loop."""
-
-    client: "openai.AsyncOpenAI"
-    slots: asyncio.Semaphore
-
-
-class ChatClient:
+class ChatClient(ServerClient):
     """Chat over an OpenAI-compatible server, through the official `openai` client.
 
     Usable from several event loops at once. Timeouts, dropped connections and statuses 408, 409, 429 and 5xx are tried
@@ -128,6 +115,9 @@ class ChatClient:
             More fields for each request, such as `{"chat_template_kwargs": {"enable_thinking": False}}`.
     """
 
+    server = "The chat server"
+    unavailable = JudgeUnavailableError
+
     def __init__(
         self,
         model: str,
@@ -139,29 +129,16 @@ class ChatClient:
         max_concurrency: int = 64,
         extra_body: Mapping[str, Any] | None = None,
     ):
-        if not model:
-            raise ValueError("`model` is empty: give the name under which the server lists the model.")
-        if not base_url.startswith(("http://", "https://")):
-            raise ValueError(f"`base_url` must start with http:// or https://, got {base_url!r}.")
-        if api_key == "":
-            raise ValueError("`api_key` is an empty string: leave it out for a server that needs no key.")
-        if timeout <= 0 or max_retries < 0 or max_concurrency < 1:
-            raise ValueError(
-                "`timeout` must be positive, `max_retries` at least 0 and `max_concurrency` at least 1, got "
-                f"{timeout}, {max_retries} and {max_concurrency}."
-            )
-        self.model = model
-        self.base_url = base_url
-        self.timeout = timeout
-        self.max_retries = max_retries
-        self.max_concurrency = max_concurrency
+        super().__init__(
+            model,
+            base_url,
+            api_key=api_key,
+            timeout=timeout,
+            max_retries=max_retries,
+            max_concurrency=max_concurrency,
+        )
         self.extra_body = dict(extra_body or {})
-        self._api_key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
         self._limit_field = "max_tokens"
-        self._sessions: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, tuple[AsyncGenerator[_Session, None], _Session]
-        ] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
 
     async def complete(self, messages: Messages, *, max_tokens: int, temperature: float | None = None) -> ChatReply:
         """Answer `messages`.
@@ -174,7 +151,7 @@ class ChatClient:
         Returns:
             The final answer. Raises `ChatError` when there is none.
         """
-        session = await self._session()
+        session = await self.session()
 
         async def ask(room: int) -> Draft:
             async with session.slots:
@@ -184,75 +161,11 @@ class ChatClient:
 
     async def check(self) -> None:
         """See whether the server answers, takes the key and serves the model; raise `JudgeUnavailableError` if not."""
-        import openai
-
-        where = f"The chat server at {self.base_url} (model {self.model!r})"
-        session = await self._session()
-        client = session.client.with_options(timeout=min(CHECK_TIMEOUT, self.timeout), max_retries=1)
-        try:
-            page = await client.models.list()
-        except openai.APIStatusError as error:
-            if error.status_code in (404, 405):
-                return
-            if error.status_code in (401, 403):
-                raise JudgeUnavailableError(
-                    f"{where} refused the API key (HTTP {error.status_code}). Pass `api_key` or set OPENAI_API_KEY."
-                ) from error
-            raise JudgeUnavailableError(f"{where} answered with HTTP {error.status_code}: {_say(error)}") from error
-        except openai.OpenAIError as error:
-            raise JudgeUnavailableError(
-                f"{where} cannot be reached: {_say(error)}. Start the server, or correct `base_url`."
-            ) from error
-        except (ValueError, AttributeError, TypeError) as error:
-            raise JudgeUnavailableError(
-                f"{where} answers, but not with a list of models. Correct `base_url`: it usually ends in /v1."
-            ) from error
-        served = [str(name) for entry in getattr(page, "data", None) or () if (name := getattr(entry, "id", None))]
+        served = await self.served()
+        names = [str(card.id) for card in served or ()]
         # Some servers list "name:tag" and answer to "name".
-        if served and not any(name == self.model or name.startswith(f"{self.model}:") for name in served):
-            raise JudgeUnavailableError(f"{where} does not serve that model. It serves: {', '.join(served[:20])}.")
-
-    async def aclose(self) -> None:
-        """Close the connections that the running event loop holds. They reopen when needed."""
-        with self._lock:
-            opened = self._sessions.pop(asyncio.get_running_loop(), None)
-        if opened:
-            await opened[0].aclose()
-
-    async def _session(self) -> _Session:
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            # Open connections refer to their loop, so weak keys alone would never let a closed loop go.
-            for stale in [known for known in self._sessions if known.is_closed()]:
-                del self._sessions[stale]
-            opened = self._sessions.get(loop)
-        if opened is None:
-            source = self._open()
-            opened = (source, await anext(source))
-            with self._lock:
-                self._sessions[loop] = opened
-        return opened[1]
-
-    async def _open(self) -> AsyncGenerator[_Session, None]:
-        """A generator, so that an event loop that shuts down its generators closes the connections as it ends.
-
-        It must not await before its `yield`: two tasks of one loop would then each open a client.
-        """
-        import openai
-
-        # openai's own default closes itself when collected, on whichever loop happens to run at that moment.
-        http_client = openai.DefaultAsyncHttpxClient()
-        client = openai.AsyncOpenAI(
-            base_url=self.base_url,
-            api_key=self._api_key,
-            timeout=self.timeout,
-            max_retries=self.max_retries,
-            http_client=http_client,
-        )
-        try:
-            yield _Session(client, asyncio.Semaphore(self.max_concurrency))
-        finally:
-            await client.close()
+        if names and not any(name == self.model or name.startswith(f"{self.model}:") for name in names):
+            raise self.not_served(names)
 
     async def _ask(
         self, client: "openai.AsyncOpenAI", messages: Messages, room: int, temperature: float | None
@@ -298,21 +211,4 @@ class ChatClient:
 
 def _chat_error(error: Exception, base_url: str) -> ChatError:
     """The `ChatError` for an exception of the `openai` client."""
-    import openai
-
-    if isinstance(error, openai.APITimeoutError):
-        kind = "timeout"
-    elif isinstance(error, openai.APIConnectionError):
-        kind = "unreachable"
-    elif isinstance(error, openai.APIStatusError):
-        status = error.status_code
-        kind = "timeout" if status == 408 else "unreachable" if status in (409, 429) or status >= 500 else "refused"
-    else:
-        kind = "error"
-    return ChatError(kind, f"{base_url}: {_say(error)}")
-
-
-def _say(error: Exception) -> str:
-    """The error's text with its cause, which is where a connection error keeps what happened."""
-    cause = f" ({error.__cause__})" if error.__cause__ and str(error.__cause__) else ""
-    return f"{str(error) or type(error).__name__}{cause}".rstrip(".")
+    return ChatError(failure_kind(error), f"{base_url}: {say(error)}")

@@ -1,0 +1,191 @@
+"""The connection to an OpenAI-compatible server, shared by whoever asks one: judges, simulated users and teachers."""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .errors import OpenClawError
+
+if TYPE_CHECKING:
+    import openai
+
+CHECK_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is bound to one event loop.
+
+    Args:
+        client: Sends requests.
+        slots: Bounds how many are in flight.
+    """
+
+    client: "openai.AsyncOpenAI"
+    slots: asyncio.Semaphore
+
+
+class ServerClient:
+    """Connections to a server, through the official `openai` client.
+
+    Usable from several event loops at once. Timeouts, dropped connections and statuses 408, 409, 429 and 5xx are tried
+    again with growing pauses.
+
+    Args:
+        model: Name of the model as the server lists it.
+        base_url: Address of the API, `/v1` included.
+        api_key: Key. Defaults to the environment's `OPENAI_API_KEY`, else to a placeholder, for servers that need none.
+        timeout: Seconds to wait for a single try.
+        max_retries: Further tries after a failure that may pass.
+        max_concurrency: Requests in flight at once, per event loop.
+    """
+
+    server: ClassVar[str] = "The server"
+    """What errors call it."""
+
+    unavailable: ClassVar[type[OpenClawError]] = OpenClawError
+    """What is raised when it cannot be of use."""
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        *,
+        api_key: str | None,
+        timeout: float,
+        max_retries: int,
+        max_concurrency: int,
+    ):
+        if not model:
+            raise ValueError("`model` is empty: give the name under which the server lists the model.")
+        if not base_url.startswith(("http://", "https://")):
+            raise ValueError(f"`base_url` must start with http:// or https://, got {base_url!r}.")
+        if api_key == "":
+            raise ValueError("`api_key` is an empty string: leave it out for a server that needs no key.")
+        if timeout <= 0 or max_retries < 0 or max_concurrency < 1:
+            raise ValueError(
+                "`timeout` must be positive, `max_retries` at least 0 and `max_concurrency` at least 1, got "
+                f"{timeout}, {max_retries} and {max_concurrency}."
+            )
+        self.model = model
+        self.base_url = base_url
+        self.timeout = timeout
+        self.max_retries = max_retries
+        self.max_concurrency = max_concurrency
+        self._api_key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
+        self._sessions: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[AsyncGenerator[Session, None], Session]
+        ] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    @property
+    def where(self) -> str:
+        """The server as errors speak of it."""
+        return f"{self.server} at {self.base_url} (model {self.model!r})"
+
+    async def served(self) -> list[Any] | None:
+        """The models that the server lists, or `None` where it keeps no list.
+
+        Raises:
+            OpenClawError: If it does not answer, does not take the key, or is no such server; of the class
+                `unavailable`.
+        """
+        import openai
+
+        client = await self.impatient_client()
+        try:
+            page = await client.models.list()
+        except openai.APIStatusError as error:
+            if error.status_code in (404, 405):
+                return None
+            if error.status_code in (401, 403):
+                raise self.unavailable(
+                    f"{self.where} refused the API key (HTTP {error.status_code}). Pass `api_key` or set "
+                    "OPENAI_API_KEY."
+                ) from error
+            raise self.unavailable(f"{self.where} answered with HTTP {error.status_code}: {say(error)}") from error
+        except openai.OpenAIError as error:
+            raise self.unavailable(
+                f"{self.where} cannot be reached: {say(error)}. Start the server, or correct `base_url`."
+            ) from error
+        except (ValueError, AttributeError, TypeError) as error:
+            raise self.unavailable(
+                f"{self.where} answers, but not with a list of models. Correct `base_url`: it usually ends in /v1."
+            ) from error
+        return [card for card in getattr(page, "data", None) or () if getattr(card, "id", None)]
+
+    def not_served(self, names: list[str]) -> OpenClawError:
+        """What to raise where the model is not among the `names` that the server lists."""
+        return self.unavailable(f"{self.where} does not serve that model. It serves: {', '.join(names[:20])}.")
+
+    async def aclose(self) -> None:
+        """Close the connections that the running event loop holds. They reopen when needed."""
+        with self._lock:
+            opened = self._sessions.pop(asyncio.get_running_loop(), None)
+        if opened:
+            await opened[0].aclose()
+
+    async def session(self) -> Session:
+        """The connections of the running event loop."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            # Open connections refer to their loop, so weak keys alone would never let a closed loop go.
+            for stale in [known for known in self._sessions if known.is_closed()]:
+                del self._sessions[stale]
+            opened = self._sessions.get(loop)
+        if opened is None:
+            source = self._open()
+            opened = (source, await anext(source))
+            with self._lock:
+                self._sessions[loop] = opened
+        return opened[1]
+
+    async def impatient_client(self) -> "openai.AsyncOpenAI":
+        """The client for a check, which soon says that nobody answers."""
+        client = (await self.session()).client
+        return client.with_options(timeout=min(CHECK_TIMEOUT, self.timeout), max_retries=1)
+
+    async def _open(self) -> AsyncGenerator[Session, None]:
+        """A generator, so that an event loop that shuts down its generators closes the connections as it ends.
+
+        It must not await before its `yield`: two tasks of one loop would then each open a client.
+        """
+        import openai
+
+        # openai's own default closes itself when collected, on whichever loop happens to run at that moment.
+        http_client = openai.DefaultAsyncHttpxClient()
+        client = openai.AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=self._api_key,
+            timeout=self.timeout,
+            max_retries=self.max_retries,
+            http_client=http_client,
+        )
+        try:
+            yield Session(client, asyncio.Semaphore(self.max_concurrency))
+        finally:
+            await client.close()
+
+
+def failure_kind(error: Exception) -> str:
+    """What an exception of the `openai` client is counted as: `timeout`, `unreachable`, `refused` or `error`."""
+    import openai
+
+    if isinstance(error, openai.APITimeoutError):
+        return "timeout"
+    if isinstance(error, openai.APIConnectionError):
+        return "unreachable"
+    if isinstance(error, openai.APIStatusError):
+        status = error.status_code
+        return "timeout" if status == 408 else "unreachable" if status in (409, 429) or status >= 500 else "refused"
+    return "error"
+
+
+def say(error: Exception) -> str:
+    """The error's text with its cause, which is where a connection error keeps what happened."""
+    cause = f" ({error.__cause__})" if error.__cause__ and str(error.__cause__) else ""
+    return f"{str(error) or type(error).__name__}{cause}".rstrip(".")
