@@ -267,6 +267,28 @@ class TestHintChoice:
         assert micro[0]["hint_choice"].tolist() == [[0, 1]] * 4
         assert trainer._logs["extra"]["hint"][0] == "[0] good first, 0\n[1] good later, 1"
 
+    def test_a_candidate_that_misses_a_token_of_one_turn_can_still_be_chosen_in_another(self, tmp_path):
+        verdicts = [Verdict.from_votes([Vote(-1, hint=f"{name} {step}") for name in "ab"]) for step in range(2)]
+        decode = tool_tokenizer().decode
+
+        class Teacher(ScriptedTeacher):
+            def score(self, rows, topk):
+                found = super().score(rows)
+                ids = torch.zeros(*found.per_token_logps.shape, topk, dtype=torch.long)
+                return TeacherScores(found.per_token_logps, found.mask, ids)
+
+        def logps(row):
+            missing = float("nan") if "a 1" in decode(row.prompt_ids) else -1.0
+            return [missing, *[-1.0] * (len(row.completion_ids) - 1)]
+
+        trainer = agent_trainer(
+            tmp_path, judge=by_step(*verdicts), teacher_model=Teacher(logps), config={"hint_selection": "sequence"}
+        )
+        micro = micro_batches_of(trainer)
+        trainer.train()
+        assert micro[0]["hint_choice"].tolist() == [[0, 1]] * 4
+        assert micro[0]["teacher_per_token_logps"][0][micro[0]["turn_index"][0] >= 0].isfinite().all()
+
 
 class TestRewards:
     def test_a_steps_reward_is_the_outcome_and_its_mean_vote(self, tmp_path):
