@@ -20,6 +20,7 @@ from trainer_harness import (
 from trl_openclaw import CombineTrainer, NextState, OPDTrainer, Verdict, Vote
 from trl_openclaw.lm_head import LMHead
 from trl_openclaw.scoring import TeacherScores
+from trl_openclaw.trajectories import UNREAD_CALL
 from trl_openclaw.types import ToolResult
 
 EIGHT_TURNS = [*(call(x) for x in range(7)), "It is 12.<|im_end|>"]
@@ -138,6 +139,8 @@ class TestTeacher:
             assert [word for word in ("one", "two", "three") if f"Hint: {word}" in context] == [hint]
             before = decode(ids[: int(own.nonzero()[0])])
             at = context.index("Hint: ")
+            if placement == "turn" and not step:
+                assert "<|im_start|>user\n2?\n\nHint: one<|im_end|>" in context  # as the user said it
             if placement == "turn":
                 assert context[at:] == f"Hint: {hint}<|im_end|>\n<|im_start|>assistant\n"
             elif step:
@@ -198,6 +201,18 @@ class TestTeacher:
                 logits = type(model).forward(model, input_ids=ids).logits
             logps = logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)[-len(row.completion_ids) :]
             torch.testing.assert_close(found[1][0][own], logps, atol=1e-4, rtol=1e-4)
+
+    @pytest.mark.parametrize("placement", ["user", "turn"])
+    def test_an_unhinted_teacher_reads_no_hint_before_any_turn(self, tmp_path, placement):
+        teacher, judge = flat_teacher(), by_step(*(says(-1, hint) for hint in ("one", "two", "three")))
+        trainer = agent_trainer(
+            tmp_path, texts=THREE_TURNS, judge=judge, teacher_model=teacher,
+            config={"hint_placement": placement, "control": "unhinted_teacher"},
+        )  # fmt: skip
+        batches = batches_of(trainer)
+        trainer.train()
+        assert all("Hint" not in trainer.processing_class.decode(row.prompt_ids) for row in teacher.rows)
+        assert batches[0]["teacher_mask"].equal(batches[0]["turn_index"] >= 0)
 
     def test_a_hint_that_does_not_fit_costs_its_own_turn(self, tmp_path):
         judge = by_step(says(-1, "one"), says(-1, "x" * 5000), says(-1, "three"))
@@ -420,6 +435,17 @@ class TestNextStates:
         trainer.train()
         assert logged(trainer, "feedback/failed/next_state_failed") == [0.5]
         assert logged(trainer, "steps/0/hint_accepted") == [1.0]
+
+    def test_a_call_that_nobody_could_read_is_what_followed_it(self, tmp_path):
+        seen = []
+
+        async def judge(turn):
+            seen.append(turn.next_state)
+            return says(1)
+
+        agent_trainer(tmp_path, texts=[CALL, CALL[:-20] + "<|im_end|>"], judge=judge).train()
+        assert [state.text for state in seen].count(UNREAD_CALL) == 4
+        assert all(state.satisfied is False for state in seen if state.text == UNREAD_CALL)
 
     def test_what_a_tool_knows_reaches_the_judge(self, tmp_path):
         def check(x: int) -> str:

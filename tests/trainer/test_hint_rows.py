@@ -118,7 +118,10 @@ def test_rows_keep_their_own_tools():
 @pytest.mark.parametrize(("window", "drop"), [(8, "too_long"), (9, None)])
 def test_a_row_must_fit_with_and_without_its_hint(window, drop):
     """A hint may stand in the place of something longer, but a reference reads the plain prompt."""
-    placement = Placement(lambda prompt, hint: hint, lambda prompts, rows: [[2] * 4 for _ in prompts])
+    placement = Placement(lambda prompt, hint: hint, lambda prompts, rows: [[2] * 2 for _ in prompts])
     turn = PlainTurn(0, "plain", [1] * 6, [], 3)
     (found,) = render_candidates([turn], [HintCandidates(("Be brief.",))], placement, window)
+    assert [one.drop for one in found] == [drop]
+    later = PlainTurn(0, "plain", [1] * 4, [3] * 2, 3)  # the same, with earlier turns in the place of prompt tokens
+    (found,) = render_candidates([later], [HintCandidates(("Be brief.",))], placement, window)
     assert [one.drop for one in found] == [drop]
