@@ -223,3 +223,40 @@ def test_training_goes_on_when_the_judge_fails_for_all(tmp_path):
     assert run.logs["loss"] == 0.0
     after = run.trainer.model.state_dict()
     assert all((before[name] == after[name]).all() for name in before)
+
+
+def test_the_reward_of_a_trajectory_is_the_mean_of_its_turns():
+    logs = Logs()
+    tool = {"role": "tool", "name": "look", "content": "seen"}
+    completions = [
+        [*reply("a long one"), tool, *reply("yes"), tool, *reply("ok")],
+        [*reply("boom"), tool, *reply("no")],
+        reply("a long one"),
+    ]
+    reward = HindsightReward(judge, answer)
+    assert call(reward, completions, log_extra=logs.log_extra) == [pytest.approx(1 / 3), 1.0, -1.0]
+    assert reward.places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
+    assert [feedback.turn.next_state.text for feedback in reward.last] == ["seen", "seen", "ok", "seen", "ok", "ok"]
+    assert logs.extra["judge_score"] == [pytest.approx(1 / 3), 1, -1]
+    assert logs.extra["verdict"][1] == "[0] judge_failed\n[1] positive"
+    assert logs.extra["next_state"][2] == "ok"
+
+
+def test_the_mean_of_the_votes_as_a_reward():
+    async def torn(turn):
+        return Verdict.from_votes([Vote(1), Vote(1), Vote(-1)])
+
+    assert call(HindsightReward(torn, answer), [reply("a")]) == [1.0]
+    assert call(HindsightReward(torn, answer, judge_reward="mean"), [reply("a")]) == [pytest.approx(1 / 3)]
+    with pytest.raises(ValueError, match="judge_reward"):
+        HindsightReward(torn, answer, judge_reward="median")
+
+
+def test_the_environment_of_a_row_says_what_followed_its_last_turn():
+    class Environment:
+        next_state = "left open"
+
+    completions = [[*reply("a"), {"role": "tool", "content": "x"}, *reply("b")], reply("c")]
+    reward = HindsightReward(judge, answer)
+    call(reward, completions, environments=[Environment(), object()])
+    assert [feedback.turn.next_state.text for feedback in reward.last] == ["x", "left open", "ok"]
