@@ -31,6 +31,8 @@ _MODULES = {
     "PERSONAS": "trl_openclaw.next_states",
     "make_persona": "trl_openclaw.next_states",
     "FunctionNextState": "trl_openclaw.next_states",
+    # Teachers
+    "ServerTeacher": "trl_openclaw.teachers",
     # Chat clients
     "ChatClient": "trl_openclaw.chat",
     "LocalChat": "trl_openclaw.local_chat",
@@ -68,6 +70,7 @@ __all__ = [
     "PERSONAS",
     "make_persona",
     "FunctionNextState",
+    "ServerTeacher",
     "ChatClient",
     "LocalChat",
     "CodeEnvironment",
@@ -100,6 +103,7 @@ if TYPE_CHECKING:
         make_persona,
     )
     from trl_openclaw.rewards import HindsightReward
+    from trl_openclaw.teachers import ServerTeacher
     from trl_openclaw.trainer import CombineConfig, CombineTrainer, OPDConfig, OPDTrainer
     from trl_openclaw.types import Feedback, NextState, ToolResult, Turn, Verdict, Vote
 

@@ -165,7 +165,7 @@ class ChatClient(ServerClient):
         names = [str(card.id) for card in served or ()]
         # Some servers list "name:tag" and answer to "name".
         if names and not any(name == self.model or name.startswith(f"{self.model}:") for name in names):
-            raise self.not_served(names)
+            raise JudgeUnavailableError(f"{self.where} does not serve that model. It serves: {', '.join(names[:20])}.")
 
     async def _ask(
         self, client: "openai.AsyncOpenAI", messages: Messages, room: int, temperature: float | None

@@ -38,7 +38,7 @@ class VocabularyMismatchError(OpenClawError, ValueError):
 
 
 class TeacherError(OpenClawError, ValueError):
-    """A teacher of one's own failed, or answered with something other than `TeacherScores` for its rows."""
+    """A teacher of one's own, or one on a server, failed or answered with something other than its rows' scores."""
 
 
 class SandboxError(OpenClawError):

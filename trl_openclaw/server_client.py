@@ -1,19 +1,23 @@
 """The connection to an OpenAI-compatible server, shared by whoever asks one: judges, simulated users and teachers."""
 
 import asyncio
+import functools
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .errors import OpenClawError
 
 if TYPE_CHECKING:
     import openai
 
+T = TypeVar("T")
+
 CHECK_TIMEOUT = 10.0
+"""Seconds to wait for an answer that costs a server nothing."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,6 @@ class ServerClient:
             ) from error
         return [card for card in getattr(page, "data", None) or () if getattr(card, "id", None)]
 
-    def not_served(self, names: list[str]) -> OpenClawError:
-        """What to raise where the model is not among the `names` that the server lists."""
-        return self.unavailable(f"{self.where} does not serve that model. It serves: {', '.join(names[:20])}.")
-
     async def aclose(self) -> None:
         """Close the connections that the running event loop holds. They reopen when needed."""
         with self._lock:
@@ -189,3 +189,22 @@ def say(error: Exception) -> str:
     """The error's text with its cause, which is where a connection error keeps what happened."""
     cause = f" ({error.__cause__})" if error.__cause__ and str(error.__cause__) else ""
     return f"{str(error) or type(error).__name__}{cause}".rstrip(".")
+
+
+@functools.cache
+def _background_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="server requests", daemon=True).start()
+    return loop
+
+
+def run_in_background(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on an event loop of this module's own, in a thread of its own, and wait for it.
+
+    Connections stay open from one call to the next, and it does not matter whether the caller's thread runs a loop.
+    """
+    future = asyncio.run_coroutine_threadsafe(coroutine, _background_loop())
+    try:
+        return future.result()
+    finally:
+        future.cancel()  # does nothing to one that is done; Ctrl-C leaves others

@@ -6,6 +6,7 @@
 | `live` | the policy as it is now | no |
 | `ema` | the moving average of the policy: with LoRA of the adapter, with full tuning of all weights | as `frozen` |
 | external | another model with the student's vocabulary | yes |
+| server | what a vLLM server has loaded, with the student's vocabulary | no, it is elsewhere |
 
 A teacher is anything with `score(rows) -> TeacherScores`. A new self-teacher is one file with a class that has
 `build(trainer, scorer, initial)`, and one line in `TEACHERS`.
@@ -14,6 +15,7 @@ A teacher is anything with `score(rows) -> TeacherScores`. A new self-teacher is
 from .base import SelfTeacher, Teacher, problem_with_scores
 from .ema import EMATeacher
 from .local import AdapterOffTeacher, ExternalTeacher, FrozenTeacher, LiveTeacher, LocalTeacher
+from .server import ServerFacts, ServerTeacher
 from .vocabulary import check_same_vocabulary
 from .weights import InitialWeights, load_beside, max_model_length
 
@@ -30,6 +32,8 @@ __all__ = [
     "LiveTeacher",
     "LocalTeacher",
     "SelfTeacher",
+    "ServerFacts",
+    "ServerTeacher",
     "Teacher",
     "check_same_vocabulary",
     "load_beside",

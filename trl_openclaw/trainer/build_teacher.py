@@ -32,9 +32,10 @@ def choose_teacher_model(model: Any, teacher_model: TeacherModel | None, args: O
         ValueError: If two teachers are named, or the policy is named as its own external teacher.
     """
     if teacher_model is None:
-        return args.teacher_model_name_or_path
-    if args.teacher_model_name_or_path is not None:
-        raise ValueError("`teacher_model` and `teacher_model_name_or_path` name two teachers. Remove one.")
+        return args.teacher_model_name_or_path or args.server_teacher()
+    for name in ("teacher_model_name_or_path", "teacher_server_model"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"`teacher_model` and `{name}` name two teachers. Remove one.")
     if args.teacher != "frozen":
         raise ValueError(f"`teacher={args.teacher!r}` and `teacher_model` name two teachers. Remove one.")
     if teacher_model is model and not isinstance(model, str):

@@ -11,6 +11,7 @@ from ..hints import DEFAULT_HINT_TEMPLATE, HintPlacement, check_hint_template
 from ..teachers import TEACHERS
 from .alarms import AlarmAction, parse_bands
 from .objective_fields import ObjectiveFields
+from .server_fields import ServerFields
 from .settings import Number
 
 HINT_SOURCES = ("auto", "judge", "privileged_context", "none")
@@ -26,7 +27,7 @@ class _OneGeneration(int):
 
 
 @dataclass
-class OPDConfig(ObjectiveFields, GRPOConfig):
+class OPDConfig(ServerFields, ObjectiveFields, GRPOConfig):
     r"""
     Configuration class for the [`OPDTrainer`].
 
@@ -46,6 +47,17 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
             An external teacher with the student's tokenizer.
         teacher_model_init_kwargs (`dict` or `str`, *optional*):
             Loading arguments of the external teacher that differ from the student's `model_init_kwargs`.
+        teacher_server_model (`str`, *optional*):
+            A teacher on a vLLM server ([`ServerTeacher`]), by the name that the server lists. It has the student's
+            tokenizer, scores at `temperature=1`, and serves losses on the sampled token.
+        teacher_server_base_url (`str`, *optional*):
+            Address of that server's API, `/v1` included.
+        teacher_server_adapter (`str`, *optional*):
+            Name of a LoRA adapter that the server has loaded on that model.
+        teacher_server_api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
+            Environment variable that holds the server's key.
+        teacher_server_timeout (`float`, *optional*, defaults to `300.0`):
+            Seconds that one request to it may take.
         teacher_token_budget (`int`, *optional*):
             Tokens in one of the teacher's forward passes: rows times the longest of them. Defaults to 16,384, or one
             row where that is longer.
@@ -138,6 +150,7 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
 
     _NUMBERS: ClassVar[dict[str, Number]] = {
         **ObjectiveFields._OBJECTIVE_NUMBERS,
+        **ServerFields._SERVER_NUMBERS,
         "teacher_token_budget": Number(whole=True, at_least=1, optional=True),
         "self_test_tolerance": Number(above=0, optional=True),
         "feedback_timeout": Number(above=0),
@@ -253,6 +266,7 @@ class OPDConfig(ObjectiveFields, GRPOConfig):
         for name, number in self._NUMBERS.items():
             number.check(name, getattr(self, name))
         self._check_objective()
+        self._check_server()
         if not parse_bands(self.alarms, "alarms") and (self.alarm_action, self.alarm_patience) != ("warn", 1):
             raise ValueError("`alarm_action` and `alarm_patience` need `alarms`, which is empty.")
         if self.teacher != "ema" and (self.teacher_ema_rate, self.teacher_ema_start) != (0.05, 0):

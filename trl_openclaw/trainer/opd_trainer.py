@@ -22,7 +22,7 @@ from ..next_states.base import NextStateProvider
 from ..objectives import Objective, Positions, make_objective
 from ..rewards import HindsightReward
 from ..scoring import TokenScorer
-from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, Teacher
+from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, ServerTeacher, Teacher
 from ..types import Feedback
 from .active_tokens import keep_tokens, record_missing_scores
 from .alarms import AlarmAction, BandAlarm, parse_bands
@@ -50,6 +50,7 @@ from .step_profile import ProfiledSteps
 from .step_records import record_steps
 from .step_rewards import outcome_plus_process
 from .teacher_pass import TeacherPass
+from .teacher_server import check_teacher_server
 from .teaching import Teaching
 from .turns import BatchTurns, at_tokens
 
@@ -161,7 +162,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
             judge_reward=self._judge_reward(args, several_turns),
         )
         args, kwargs = with_judge_column(args, kwargs, len(user_rewards))
-        initial = InitialWeights()
+        initial = InitialWeights(fresh_adapter=kwargs.get("peft_config") is not None)
         if self.opd_weight and (teacher_model is None or args.uses_initial_reference):
             initial = InitialWeights.before_training(model, args, kwargs.get("peft_config"))
         super().__init__(
@@ -221,6 +222,8 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
             TeacherPass(self, self.teacher, objective, reference, trl_reference=by_trl, several_hints=several),
             Comparison(self.args, objective, vocabulary, self._bound_gap_at_format_tokens),
         )
+        if isinstance(self.teacher, ServerTeacher):
+            check_teacher_server(self, self.teacher, self.args.topk if teaching.lessons.uses_student else 0, initial)
         self.reads_old_policy = teaching.lessons.uses_student
         self.adds_token_losses = objective is not None or teaching.lessons.uses_student
         return teaching
@@ -452,12 +455,15 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
     def _run_self_test_once(self, batch: dict[str, Any], rollout: Rollout) -> None:
         if self._self_tested or self.mode == "eval":  # an evaluation runs without the student's dropout
             return
-        teacher = self.teacher
-        if not (isinstance(teacher, LocalTeacher) and teacher.same_weights_at_start and self.state.global_step == 0):
-            teacher = LiveTeacher(self, self.scorer)
+        teacher: LocalTeacher | ServerTeacher = LiveTeacher(self, self.scorer)
+        at_start = self.state.global_step == 0
+        if at_start and isinstance(self.teacher, LocalTeacher | ServerTeacher) and self.teacher.same_weights_at_start:
+            teacher = self.teacher
         result = run_self_test(self, teacher, batch, rollout.prompts, self.args.self_test_tolerance)
         self._self_tested = True
         self.record_metric("self_test/max_gap", result.max_gap)
+        if isinstance(teacher, ServerTeacher):
+            self.record_metric("teacher/server_gap", result.mean_gap)
         logger.info(
             f"Self-test passed: without a hint, teacher and student differ by {result.mean_gap:.2g} nats in the mean "
             f"(accepted {result.tolerance:g}) and {result.max_gap:.2g} at most."

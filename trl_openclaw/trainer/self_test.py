@@ -12,7 +12,8 @@ from .._trl import SeamGRPOTrainer
 from ..dropout import largest_dropout
 from ..errors import SelfTestError
 from ..scoring import TeacherRow
-from ..teachers.local import LocalTeacher
+from ..teachers import LocalTeacher, ServerTeacher
+from .ask_teacher import ask_teacher
 
 ROWS = 2
 """Rows that are compared."""
@@ -34,7 +35,7 @@ class SelfTestResult:
 
 def run_self_test(
     trainer: SeamGRPOTrainer,
-    teacher: LocalTeacher,
+    teacher: LocalTeacher | ServerTeacher,
     batch: dict[str, torch.Tensor],
     prompts: list,
     tolerance: float | None,
@@ -64,7 +65,7 @@ def run_self_test(
     longest = max((len(ids) for ids in rendered[rows]), default=0) + 7
     longest = min(longest, (teacher.max_length or longest + 1) - 1)
     neighbour = TeacherRow([trainer.pad_token_id] * longest, [trainer.pad_token_id])
-    scores = teacher.score([*asked, neighbour])
+    scores = ask_teacher(teacher, [*asked, neighbour], trainer.accelerator)
     kept = [i for i, completion in enumerate(completions) if completion]
     gaps = [
         (scores.per_token_logps[j, : lengths[i]] - student[i, : lengths[i]].float()).abs() for j, i in enumerate(kept)
@@ -77,7 +78,7 @@ def run_self_test(
     )
     world = trainer.accelerator.gather(local).view(-1, 4)
     if tolerance is None:
-        tolerance = default_tolerance(trainer)
+        tolerance = TOLERANCE_HALF if isinstance(teacher, ServerTeacher) else default_tolerance(trainer)
     result = SelfTestResult(
         max_gap=world[:, 0].max().item(),
         mean_gap=(world[:, 1].sum() / world[:, 2].sum().clamp(min=1)).item(),
@@ -108,12 +109,19 @@ def _explain(trainer, teacher, result: SelfTestResult, sampled, rendered) -> str
     dropout = largest_dropout(trainer.model)
     if trainer.model.training and dropout > 0:
         causes.append(f"dropout: the student trains with p={dropout:g}. Set `disable_dropout=True`")
-    if _dtype(teacher.model) != _dtype(trainer.model):
-        causes.append(f"dtype: the teacher is {_dtype(teacher.model)}, the student {_dtype(trainer.model)}")
-    unwrapped = trainer.accelerator.unwrap_model(teacher.model)
-    temperature = getattr(unwrapped, "scoring_temperature", trainer.temperature)
-    if temperature != trainer.temperature:
-        causes.append(f"temperature: the teacher scores at {temperature}, the student at {trainer.temperature}")
+    if isinstance(teacher, ServerTeacher):
+        causes.append(
+            f"weights: {teacher.where} has loaded {teacher.facts.root!r}, as the policy has, but perhaps another "
+            "revision of it, quantized it, or the policy was trained since. If they differ on purpose, pass "
+            "`same_weights_at_start=False` to the `ServerTeacher`"
+        )
+    else:
+        if _dtype(teacher.model) != _dtype(trainer.model):
+            causes.append(f"dtype: the teacher is {_dtype(teacher.model)}, the student {_dtype(trainer.model)}")
+        unwrapped = trainer.accelerator.unwrap_model(teacher.model)
+        temperature = getattr(unwrapped, "scoring_temperature", trainer.temperature)
+        if temperature != trainer.temperature:
+            causes.append(f"temperature: the teacher scores at {temperature}, the student at {trainer.temperature}")
     if not causes:
         causes.append(
             "weights or kernels: none of template, tokenizer, dropout, dtype and temperature differs, so the teacher's "
