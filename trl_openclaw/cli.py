@@ -1,4 +1,4 @@
-"""`trl-openclaw rl | opd | combine`: launch a recipe through `accelerate launch`.
+"""`trl-openclaw rl | opd | combine | agent`: launch a recipe through `accelerate launch`.
 
 Arguments that the recipe's parser knows go to the recipe, the others to `accelerate launch`; `--config` and
 `--accelerate_config` take a path, or the name of a file that ships with the package.
@@ -27,6 +27,7 @@ COMMANDS = {
     "rl": "Binary RL: a judge scores each reply by what followed it",
     "opd": "on-policy distillation: a teacher that saw the hint re-scores the same tokens",
     "combine": "both signals at once",
+    "agent": "both signals for every turn of an agent with tools",
 }
 
 Launch = Callable[[Path, list[str], list[str]], int]

@@ -26,7 +26,7 @@ from trl import (
 from .calls import is_async_callable
 from .config_file import read_config_file
 from .cores import available_cores
-from .errors import JudgeUnavailableError
+from .errors import JudgeUnavailableError, SandboxError
 from .judges import Judge, LLMJudge, LocalJudge, OutcomeJudge, RuleJudge
 from .next_states import PERSONAS, FunctionNextState, NextStateProvider, UserSimulator
 from .report import HeldOutReport
@@ -101,13 +101,20 @@ class FeedbackArguments(ScriptArguments):
         self.judge_extra_body = body
 
 
-def make_recipe_parser(config_class: type[OPDConfig], prog: str | None = None) -> TrlParser:
+def make_recipe_parser(
+    config_class: type[OPDConfig],
+    prog: str | None = None,
+    script_class: type[FeedbackArguments] = FeedbackArguments,
+) -> TrlParser:
     """The parser of a recipe: feedback, training, model and dataset arguments."""
-    return TrlParser((FeedbackArguments, config_class, ModelConfig, DatasetMixtureConfig), prog=prog)
+    return TrlParser((script_class, config_class, ModelConfig, DatasetMixtureConfig), prog=prog)
 
 
 def run_script(
-    trainer_class: type[OPDTrainer], parser: TrlParser, check: Callable[[Any], None] | None = None
+    trainer_class: type[OPDTrainer],
+    parser: TrlParser,
+    check: Callable[[Any], None] | None = None,
+    complete: Callable[[Any, Any, dict[str, Any]], dict[str, Any]] | None = None,
 ) -> OPDTrainer:
     """What a recipe does when it is run: read the arguments, build the trainer, train, save and push.
 
@@ -118,13 +125,17 @@ def run_script(
         trainer_class: The recipe's trainer.
         parser: The recipe's parser.
         check: Called with the training arguments; raises `ValueError` for what the recipe does not stand for.
+        complete: Called with script arguments, model arguments and the trainer's arguments; returns the latter with
+            what the recipe adds to them.
     """
     try:
         script_args, training_args, model_args, dataset_args = parse_recipe_args(parser)
         if check is not None:
             check(training_args)
         arguments = trainer_arguments(script_args, training_args, model_args, dataset_args)
-    except (ValueError, JudgeUnavailableError) as error:
+        if complete is not None:
+            arguments = complete(script_args, model_args, arguments)
+    except (ValueError, JudgeUnavailableError, SandboxError) as error:
         parser.exit(2, f"{parser.prog}: error: {' '.join(str(error).split())}\n")
     return train(trainer_class(**arguments), script_args)
 
@@ -229,7 +240,7 @@ def build_judge(args: FeedbackArguments) -> Judge | None:
         return None
     if args.judge in JUDGES:
         return JUDGES[args.judge](args)
-    judge = _load_object(args.judge, "judge", JUDGES)
+    judge = load_object(args.judge, "judge", JUDGES)
     return judge if is_async_callable(judge) else RuleJudge(judge)
 
 
@@ -244,7 +255,7 @@ def build_next_state(args: FeedbackArguments, judge: Judge | None) -> NextStateP
         if client is None or args.persona is None:
             raise ValueError("`next_state: simulator` needs `persona`, and a judge of kind `llm` or `local` to ask.")
         return UserSimulator(client, args.persona)
-    provider = _load_object(args.next_state, "next_state", [*PERSONAS, "simulator"])
+    provider = load_object(args.next_state, "next_state", [*PERSONAS, "simulator"])
     return provider if is_async_callable(provider) else FunctionNextState(provider)
 
 
@@ -282,8 +293,18 @@ JUDGES: dict[str, Callable[[FeedbackArguments], Judge]] = {
 """Judges by the name that a config file takes. Anything else is a dotted path."""
 
 
-def _load_object(path: str, what: str, names: Any) -> Any:
-    """Import `package.module.attribute`, with the working directory on the path as in TRL's own scripts."""
+def load_object(path: str, what: str, names: Any, *, classes: bool = False) -> Any:
+    """Import `package.module.attribute`, with the working directory on the path as in TRL's own scripts.
+
+    Args:
+        path: The dotted path.
+        what: The setting that holds it.
+        names: What else that setting may be.
+        classes: Whether it may name a class.
+
+    Raises:
+        ValueError: If there is no such thing, or it is nothing to call.
+    """
     module, _, attribute = path.rpartition(".")
     if not module:
         raise ValueError(
@@ -296,7 +317,7 @@ def _load_object(path: str, what: str, names: Any) -> Any:
         raise ValueError(f"`{what}: {path}` cannot be imported: {error}") from error
     finally:
         sys.path.remove(os.getcwd())
-    if isinstance(found, type) or not callable(found):
+    if (isinstance(found, type) and not classes) or not callable(found):
         raise ValueError(f"`{what}: {path}` is {found!r}; name a function, or an object that can be called.")
     return found
 
