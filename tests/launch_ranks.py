@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,42 +11,71 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "distributed" / "two_ranks.py"
+SECONDS = 240
 
 
 def launch(scenario: str, folder: Path, processes: int = 2, engine: str | None = None) -> list[dict]:
-    """What each process found in a scenario; a hang becomes a failure by the time limit.
+    """What each process found in one scenario; see `launch_all`."""
+    return launch_all([scenario], folder, processes, engine)[0]
+
+
+def launch_all(
+    scenarios: list[str], folder: Path, processes: int = 2, engine: str | None = None, machines: int = 1
+) -> list[list[dict]]:
+    """What each process found, for each of the scenarios; a hang becomes a failure by the time limit.
 
     Args:
-        scenario: Its name.
+        scenarios: Their names. All are run by the same processes, which take seconds to start.
         folder: Where the processes leave what they found.
-        processes: How many.
+        processes: How many, on all machines together.
         engine: A file of `accelerate_configs` without its ending; by default each process has the whole model.
+        machines: How many launchers share the processes, as on so many machines.
     """
     folder.mkdir(exist_ok=True)
+    command, env = _command(processes, engine)
+    places = _places(machines) if machines > 1 else [["--main_process_port", "0"] if processes > 1 else []]
+    started = [
+        subprocess.Popen(
+            [*command, *place, str(SCRIPT), str(folder), *scenarios],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / f"stderr{machine}").open("w"),
+        )
+        for machine, place in enumerate(places)
+    ]
+    try:
+        for process in started:
+            process.wait(SECONDS)
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait()
+    found = [folder / f"rank{rank}.json" for rank in range(processes)]
+    assert all(path.exists() for path in found), (folder / "stderr0").read_text()[-3000:]
+    return list(zip(*(json.loads(path.read_text()) for path in found), strict=True))
+
+
+def _command(processes: int, engine: str | None) -> tuple[list[str], dict[str, str]]:
+    """The launcher's command, and its environment, in which no GPU is to be seen."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    if engine is None:
-        command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        env["ACCELERATE_USE_CPU"] = "true"
-    else:
-        command += ["--config_file", str(ROOT / "accelerate_configs" / f"{engine}.yaml")]
-        env["CUDA_VISIBLE_DEVICES"] = ""
-    if processes > 1:
-        command += ["--main_process_port", "0"]
-    if processes > 1 and engine is None:  # accelerate's name for "start them with torchrun"; the CPU is asked for above
+    if engine is not None:
+        env |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_TORCH_DEVICE": "cpu"}
+        return [*command, "--config_file", str(ROOT / "accelerate_configs" / f"{engine}.yaml")], env
+    command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    if processes > 1:  # accelerate's name for "start them with torchrun"; the CPU is asked for by the environment
         command += ["--multi_gpu"]
-    result = subprocess.run(
-        [*command, str(SCRIPT), scenario, str(folder)],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    found = [folder / f"rank{rank}.json" for rank in range(processes)]
-    assert all(path.exists() for path in found), result.stderr[-3000:]
-    return [json.loads(path.read_text()) for path in found]
+    return command, {**env, "ACCELERATE_USE_CPU": "true"}
+
+
+def _places(machines: int) -> list[list[str]]:
+    """What each machine's launcher has to be told; all of them are this one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
+    return [[*first, "--machine_rank", str(rank)] for rank in range(machines)]
 
 
 def assert_shared_on_one_rank(shared: list[dict], whole: list[dict]) -> None:

@@ -1,4 +1,4 @@
-"""Run by `test_two_processes.py` under `accelerate launch` with two processes: one scenario, its numbers as JSON."""
+"""Run under `accelerate launch`, mostly with two processes: scenarios one after another, their numbers as JSON."""
 
 import asyncio
 import json
@@ -10,9 +10,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
 from model_zoo import tokens_counted
 from tiny import tiny_llama
+from torch.distributed.tensor import DTensor
 from trainer_harness import (
     ScriptedTeacher,
     always_replies,
@@ -32,6 +35,7 @@ from trl_openclaw.trainer.alarms import BandAlarm
 
 RANK = int(os.environ.get("RANK", "0"))
 WITH_DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+WITH_FSDP = os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
 def hints_on_rank_zero_only(turn):
@@ -176,8 +180,15 @@ APART = {"rollout_func": rollout_by_prompt, "config": {"teacher": "live", "rewar
 """A reference that is another model than the teacher."""
 
 
+BY_PROMPT = {"judge": judge_by_prompt, "rollout_func": rollout_by_prompt}
+"""What is sampled and said depends on the prompt alone, whichever process has it."""
+
+
 SCENARIOS = {
-    "by prompt": {"judge": judge_by_prompt, "rollout_func": rollout_by_prompt},
+    "by prompt": BY_PROMPT,
+    "an adapter by prompt": {**BY_PROMPT, "lora": True},
+    "combine by prompt": {**BY_PROMPT, "trainer_class": CombineTrainer},
+    "combine with an adapter by prompt": {**BY_PROMPT, "trainer_class": CombineTrainer, "lora": True},
     "one rank without hints": {"judge": judge_of_rank_zero},
     "no hints at all": {"judge": judge_that(hint=None)},
     "uneven lengths": {"judge": judge_that(), "rollout_func": uneven_rollout},
@@ -238,7 +249,7 @@ SCENARIOS = {
 
 
 def weights_of(model) -> dict[str, list[float]]:
-    """Of each parameter the sum, and the sum without signs; ZeRO-3's are put together first."""
+    """Three sums of each parameter (see `_sums`); what is spread over processes is put together first."""
     parameters = dict(model.named_parameters())
     whole = nullcontext()
     if is_deepspeed_zero3_enabled():
@@ -246,10 +257,17 @@ def weights_of(model) -> dict[str, list[float]]:
 
         whole = deepspeed.zero.GatheredParameters(list(parameters.values()))
     with whole:
-        return {name: [p.double().sum().item(), p.double().abs().sum().item()] for name, p in parameters.items()}
+        found = {name: p.full_tensor() if isinstance(p, DTensor) else p for name, p in parameters.items()}
+        return {name: _sums(p.detach().double().flatten()) for name, p in found.items()}
 
 
-def main(scenario: str, folder: str) -> None:
+def _sums(values: torch.Tensor) -> list[float]:
+    """With signs, without, and one that tells places apart."""
+    return [values.sum().item(), values.abs().sum().item(), (values * torch.arange(len(values)).cos()).sum().item()]
+
+
+def run(scenario: str, folder: str) -> dict:
+    """Train as a scenario says; what this process found."""
     name, whole_rows, _ = scenario.partition(WHOLE_ROWS)
     options = dict(SCENARIOS[name])
     if options.pop("lora", False):
@@ -267,8 +285,8 @@ def main(scenario: str, folder: str) -> None:
         config={
             "max_steps": 2,
             "per_device_train_batch_size": 8 // world,
-            # Asked for the CPU, accelerate would leave DeepSpeed out; not asked, it needs to be told what to talk over.
-            **({"use_cpu": False, "ddp_backend": "gloo"} if WITH_DEEPSPEED else {}),
+            # Asked for the CPU, accelerate would leave engines out; not asked, it needs to be told what to talk over.
+            **({"use_cpu": False, "ddp_backend": "gloo"} if WITH_DEEPSPEED or WITH_FSDP else {}),
             "feedback_timeout": 60.0,
             "prefix_sharing": not whole_rows,
             "seed": 3,
@@ -296,7 +314,7 @@ def main(scenario: str, folder: str) -> None:
     except (OpenClawError, ValueError) as caught:
         error = f"{type(caught).__name__}: {caught}"
     by_name = weights_of(trainer.model)
-    result = {
+    return {
         "rank": RANK,
         "error": error,
         "teacher_forwards": len(forwards),
@@ -309,15 +327,26 @@ def main(scenario: str, folder: str) -> None:
         "teacher_tokens": teacher_tokens[False],
         "sampled_tokens": tokens[False],
         "student_passes": len(passes),
-        "weights": sum(size for _, size in by_name.values()),
+        "weights": sum(size for _, size, _ in by_name.values()),
         "weights_by_name": by_name,
         "log": [entry for entry in trainer.state.log_history if "loss" in entry],
     }
-    Path(folder, f"rank{RANK}.json").write_text(json.dumps(result))
+
+
+def shard_without_accelerators() -> None:
+    """Have accelerate use FSDP on the CPU, where it leaves it out without a word; `ACCELERATE_TORCH_DEVICE` is set."""
+    PartialState._prepare_backend = lambda self, *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
+
+
+def main(folder: str, *scenarios: str) -> None:
+    found = [run(scenario, folder) for scenario in scenarios]
+    Path(folder, f"rank{RANK}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if WITH_FSDP:
+        shard_without_accelerators()
     if WITH_DEEPSPEED:  # which would compile faster ways to talk within one machine, for a minute
         import deepspeed
 
