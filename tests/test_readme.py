@@ -34,6 +34,12 @@ COMMANDS = {
     "trl-openclaw combine --config recipes/configs/combine.yaml": (
         "tests/recipes/test_recipes.py::test_combine_through_our_command"
     ),
+    "accelerate launch recipes/agent.py --config recipes/configs/agent.yaml": (
+        "tests/recipes/test_recipes.py::test_agent_logs_every_step_of_its_trajectories"
+    ),
+    "python benchmarks/draw_trajectory.py --model runs/agent --folder docs/images": (
+        "tests/benchmarks/test_draw_trajectory.py::test_runs_and_ends_in_json"
+    ),
     "python benchmarks/step_overhead.py": "tests/benchmarks/test_step_overhead.py::test_runs_and_ends_in_json",
     "python benchmarks/profile_step.py": "tests/benchmarks/test_profile_step.py::test_runs_and_ends_in_json",
     "python benchmarks/multi_hint.py": "tests/benchmarks/test_multi_hint.py::test_runs_and_ends_in_json",
@@ -44,7 +50,7 @@ COMMANDS = {
         "tests/benchmarks/test_judge_concurrency.py::test_the_turns_of_a_trajectory_are_judged_at_once"
     ),
 }
-"""A command of the README or of docs/performance.md, and what runs it exactly so: a test, which may add what makes it
+"""A command of the README or of a page in docs/, and what runs it exactly so: a test, which may add what makes it
 small, or CI."""
 
 ENVIRONMENT = {"OMP_NUM_THREADS", "OPENAI_API_KEY"}

@@ -198,6 +198,22 @@ def test_combine_through_our_command(judged, chat_server, tmp_path):
     assert "- combine\n" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_agent_logs_every_step_of_its_trajectories(launch, tmp_path):
+    launch(
+        "accelerate launch recipes/agent.py --config recipes/configs/agent.yaml",
+        *("--save_strategy", "steps", "--save_steps", STEPS, "--max_completion_length", 8),
+    )
+    state = json.loads((tmp_path / "out" / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+    log = [entry for entry in state["log_history"] if "grad_norm" in entry]
+    assert len(log) == STEPS
+    for entry in log:
+        assert entry["environment/verdict/not_run"] == 1.0  # a tiny model knows no tools
+        assert entry["steps/0/reward"] == -1.0
+        assert entry["steps/0/hint_accepted"] == 1.0
+        assert entry["turns/unmatched"] == 0.0
+    assert "- combine\n" in (tmp_path / "out" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_our_configs_are_found_by_name(name):
     asked = []
