@@ -110,6 +110,29 @@ class StubChatServer:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
+    def get(self, path: str) -> tuple[Reply, dict[str, Any]]:
+        """The reply to a GET request, and its payload."""
+        if self.models_reply is not None:
+            return self.models_reply, {}
+        if path != "/v1/models":
+            return Reply(status=404), {}
+        return Reply(), {"object": "list", "data": [{"id": model, "object": "model"} for model in self.models]}
+
+    def post(self, path: str, request: dict[str, Any], headers: Mapping[str, str]) -> tuple[Reply, dict[str, Any]]:
+        """The reply to a POST request, and its payload."""
+        if path != "/v1/chat/completions":
+            return Reply(status=404), {}
+        reply = self.answer(request, headers)
+        message = {"role": "assistant", "content": reply.text, **reply.extra}
+        choices = [{"index": 0, "message": message, "finish_reason": reply.finish_reason}]
+        return reply, {
+            "id": "stub",
+            "object": "chat.completion",
+            "created": 0,
+            "model": request["model"],
+            "choices": choices if reply.choices else [],
+        }
+
     def answer(self, request: dict[str, Any], headers: Mapping[str, str]) -> Reply:
         """The reply to one completion request, after counting it."""
         with self._changed:
@@ -124,7 +147,7 @@ class StubChatServer:
             if not self._changed.wait_for(lambda: self._released, timeout=self.hold_seconds):
                 self._released = True
         try:
-            reply = self._scripted(index, request["messages"])
+            reply = self._scripted(index, request.get("messages", []))
             reply = Reply(reply) if isinstance(reply, str) else reply
             time.sleep(reply.delay)
             return reply
@@ -146,30 +169,11 @@ def _handler(stub: StubChatServer) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            if stub.models_reply is not None:
-                self._send(stub.models_reply, {})
-            elif self.path == "/v1/models":
-                self._send(Reply(), {"object": "list", "data": [{"id": m, "object": "model"} for m in stub.models]})
-            else:
-                self._send(Reply(status=404), {})
+            self._send(*stub.get(self.path))
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path != "/v1/chat/completions":
-                return self._send(Reply(status=404), {})
-            reply = stub.answer(request, dict(self.headers))
-            message = {"role": "assistant", "content": reply.text, **reply.extra}
-            choices = [{"index": 0, "message": message, "finish_reason": reply.finish_reason}]
-            self._send(
-                reply,
-                {
-                    "id": "stub",
-                    "object": "chat.completion",
-                    "created": 0,
-                    "model": request["model"],
-                    "choices": choices if reply.choices else [],
-                },
-            )
+            self._send(*stub.post(self.path, request, dict(self.headers)))
 
         def _send(self, reply: Reply, payload: dict[str, Any]) -> None:
             if reply.drop:

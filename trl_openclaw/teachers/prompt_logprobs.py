@@ -26,7 +26,7 @@ class Position:
     @classmethod
     def of(cls, entry: dict[str, Any], token: int, topk: int) -> "Position":
         """Read vLLM's entry: of each of some tokens, by id, the log-prob."""
-        logps = {int(i): about["logprob"] for i, about in entry.items()}
+        logps = {int(i): about["logprob"] for i, about in entry.items() if about["logprob"] is not None}
         if (highest := max(logps.values(), default=0.0)) > LOGP_TOLERANCE:
             raise ValueError(
                 f"there is a log-prob of {highest:.3g} nats, and none is above 0. Start vLLM with `--logprobs-mode "

@@ -44,6 +44,9 @@ class ServerFields:
 
     def _check_server(self: Any) -> None:
         """Refuse half of a server, and a second teacher beside it."""
+        for name in ("teacher_server_model", "teacher_server_base_url", "teacher_server_adapter"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"`{name}` must be text, got {getattr(self, name)!r}.")
         if self.teacher_server_model is None:
             for known in fields(ServerFields):
                 if getattr(self, known.name) != known.default:
