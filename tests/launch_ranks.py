@@ -78,6 +78,25 @@ def _places(machines: int) -> list[list[str]]:
     return [[*first, "--machine_rank", str(rank)] for rank in range(machines)]
 
 
+def whole_batch(ranks: tuple[dict, ...]) -> dict:
+    """What all ranks found, as one: the mean of their losses, and the weights that they agree on."""
+    assert [rank["error"] for rank in ranks] == [None] * len(ranks)
+    first, *others = ranks
+    assert all(rank["weights_by_name"] == first["weights_by_name"] for rank in others)
+    losses = [sum(step) / len(ranks) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
+    return {**first, "losses": losses}
+
+
+def assert_like_one(name: str, ranks: tuple[dict, ...], expected: dict) -> None:
+    """Steps on the same global batch gave the losses and weights of one process, whoever holds them."""
+    found = whole_batch(ranks)
+    assert any(expected["losses"])
+    assert found["losses"] == pytest.approx(expected["losses"], abs=1e-4), name
+    assert found["weights_by_name"].keys() == expected["weights_by_name"].keys()
+    for weight, sums in expected["weights_by_name"].items():
+        assert found["weights_by_name"][weight] == pytest.approx(sums, abs=1e-4), (name, weight)
+
+
 def assert_shared_on_one_rank(shared: list[dict], whole: list[dict]) -> None:
     """Rank 0 ran less than without sharing, both as many passes, and losses and weights are those without."""
     assert [rank["error"] for rank in shared] == [None, None]

@@ -1,11 +1,12 @@
 """A model's LM head as tensors: log-probs of chosen tokens, never the logits of all positions at once."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from ._trl import ChunkedDivergenceFunction, gathered
@@ -50,6 +51,13 @@ class LMHead:
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         scale, softcap = _logit_transform(model.config.get_text_config())
         return cls(weight, bias, temperature, scale, softcap, torch.float32 if in_float32 else dtype)
+
+    def kept(self, model: nn.Module) -> "LMHead":
+        """The head to use after the forward of `model` in which it was taken: FSDP2 frees the weights it had there."""
+        if not any(isinstance(module, FSDPModule) for module in model.modules()):
+            return self
+        bias = None if self.bias is None else self.bias.detach().clone()
+        return replace(self, weight=self.weight.detach().clone(), bias=bias)
 
     def logits_at(self, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Logits of a few tokens each, with gradients to `hidden`, weight and bias.

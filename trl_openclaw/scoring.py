@@ -159,7 +159,7 @@ class TokenScorer:
             if topk:
                 scored["topk_ids"] = head.topk(hidden.flatten(0, 1), topk).view(*hidden.shape[:2], topk)
             if keep_states:
-                scored.update(hidden=hidden, token_ids=input_ids[:, -keep:], head=head)
+                scored.update(hidden=hidden, token_ids=input_ids[:, -keep:], head=head.kept(bare))
 
         unwrapped = self.accelerator.unwrap_model(model)
         reader = read if topk or keep_states else None

@@ -14,7 +14,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
 from model_zoo import tokens_counted
-from tiny import tiny_llama
+from tiny import tiny_llama, tiny_tokenizer
 from torch.distributed.tensor import DTensor
 from trainer_harness import (
     ScriptedTeacher,
@@ -25,6 +25,7 @@ from trainer_harness import (
     make_trainer,
     rollout_by_prompt,
 )
+from transformers import LlamaForCausalLM
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_openclaw import CombineTrainer, LLMJudge, NextState, OPDTrainer, Verdict, Vote, scoring
@@ -35,6 +36,7 @@ from trl_openclaw.trainer.alarms import BandAlarm
 
 RANK = int(os.environ.get("RANK", "0"))
 WITH_DEEPSPEED = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+DEFAULT_BUDGET = scoring.TOKEN_BUDGET
 WITH_FSDP = os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
@@ -183,12 +185,25 @@ APART = {"rollout_func": rollout_by_prompt, "config": {"teacher": "live", "rewar
 BY_PROMPT = {"judge": judge_by_prompt, "rollout_func": rollout_by_prompt}
 """What is sampled and said depends on the prompt alone, whichever process has it."""
 
+AVERAGE = {"teacher": "ema", "teacher_ema_rate": 0.5}
+
 
 SCENARIOS = {
     "by prompt": BY_PROMPT,
     "an adapter by prompt": {**BY_PROMPT, "lora": True},
     "combine by prompt": {**BY_PROMPT, "trainer_class": CombineTrainer},
     "combine with an adapter by prompt": {**BY_PROMPT, "trainer_class": CombineTrainer, "lora": True},
+    "teacher loaded again": {**BY_PROMPT, "from_disk": True},
+    "teacher is the reference": {**BY_PROMPT, "from_disk": True, "config": {"beta": 0.1}},
+    "another model": {
+        **BY_PROMPT,
+        "teacher_model": tiny_llama(seed=1),
+        "teacher_processing_class": tiny_tokenizer(),
+    },
+    "another model's path": {**BY_PROMPT, "teacher_from_disk": True},
+    "live teacher, initial reference": {**BY_PROMPT, "config": APART["config"]},
+    "average": {**BY_PROMPT, "config": AVERAGE},
+    "average of an adapter": {**BY_PROMPT, "lora": True, "config": AVERAGE},
     "one rank without hints": {"judge": judge_of_rank_zero},
     "no hints at all": {"judge": judge_that(hint=None)},
     "uneven lengths": {"judge": judge_that(), "rollout_func": uneven_rollout},
@@ -274,12 +289,35 @@ def run(scenario: str, folder: str) -> dict:
         from peft import LoraConfig
 
         options["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    model = saved_model(folder, 0) if options.pop("from_disk", False) else tiny_llama()
+    if options.pop("teacher_from_disk", False):
+        options["teacher_model"] = saved_model(folder, 1)
+    scoring.TOKEN_BUDGET = options.pop("default_budget", DEFAULT_BUDGET)
+    try:
+        trainer = trainer_of(options, model, folder, whole_rows)
+    except ValueError as refused:
+        return {"rank": RANK, "error": f"{type(refused).__name__}: {refused}"}
+    return train(trainer)
+
+
+def saved_model(folder: str, seed: int) -> str:
+    """Where this process finds a tiny model."""
+    return str(Path(folder, f"rank{RANK}-model{seed}"))
+
+
+def save_models(folder: str) -> None:
+    """Each process for itself, and before it is one of several: then only the first one would save any."""
+    for seed in (0, 1):
+        tiny_llama(seed).save_pretrained(saved_model(folder, seed))
+        tiny_tokenizer().save_pretrained(saved_model(folder, seed))
+
+
+def trainer_of(options: dict, model: LlamaForCausalLM | str, folder: str, whole_rows: str) -> OPDTrainer:
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    scoring.TOKEN_BUDGET = options.pop("default_budget", scoring.TOKEN_BUDGET)
-    trainer = make_trainer(
+    return make_trainer(
         folder,
         options.pop("trainer_class", OPDTrainer),
-        model=tiny_llama(),
+        model=model,
         next_state=always_replies,
         # The same global batch whatever the number of processes.
         config={
@@ -294,6 +332,10 @@ def run(scenario: str, folder: str) -> dict:
         },
         **options,
     )
+
+
+def train(trainer: OPDTrainer) -> dict:
+    """Train, and tell of it."""
     batches = batches_of(trainer)
     forwards, teacher = [], trainer.model
     if isinstance(trainer.teacher, LocalTeacher):
@@ -339,6 +381,7 @@ def shard_without_accelerators() -> None:
 
 
 def main(folder: str, *scenarios: str) -> None:
+    save_models(folder)
     found = [run(scenario, folder) for scenario in scenarios]
     Path(folder, f"rank{RANK}.json").write_text(json.dumps(found))
 

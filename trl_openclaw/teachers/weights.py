@@ -66,9 +66,17 @@ def load_beside(trainer: SeamGRPOTrainer, path: str, **overrides: Any) -> nn.Mod
 
     Args:
         overrides: Loading arguments that differ from the student's.
+
+    Raises:
+        ValueError: If FSDP would leave the second model empty on all processes but the first.
     """
+    if trainer.is_fsdp_enabled and trainer.accelerator.state.fsdp_plugin.cpu_ram_efficient_loading:
+        raise ValueError(
+            "`fsdp_cpu_ram_efficient_loading: true` loads weights on the first process alone and hands out only the "
+            "policy's: a second model would hold noise on the others. Set it to false in the accelerate config."
+        )
     kwargs = {**(trainer.args.model_init_kwargs or {}), **overrides}
-    if trainer.args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+    if trainer.accelerator.num_processes > 1:  # each loads its own; "auto" would spread it over the GPUs of all
         kwargs["device_map"] = None
     kwargs.setdefault("trust_remote_code", trainer.args.trust_remote_code)
     kwargs.setdefault("dtype", trainer.model.dtype)
