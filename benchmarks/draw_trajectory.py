@@ -111,14 +111,16 @@ def telling(turns: list[DrawnTurn]) -> tuple[bool, bool, int, int]:
 def draw(turns: list[DrawnTurn], path: Path) -> None:
     """The trajectory as a picture on white, which is readable on any background."""
     rows = [row for step, turn in enumerate(turns) for row in _rows(step, turn)]
-    figure, axes = pyplot.subplots(figsize=(10, 0.235 * len(rows) + 1.0), facecolor="white")
+    figure, axes = pyplot.subplots(figsize=(10, 0.2 * len(rows)), facecolor="white")
     bound = max(1.0, *(abs(value) for turn in turns for value in turn.advantages))
     scale, palette = colors.Normalize(-bound, bound), colormaps["RdBu"]
     for y, row in enumerate(rows):
         _draw_row(axes, y, row, lambda value: palette(scale(value)))
     axes.set(xlim=(0, WIDTH), ylim=(len(rows), 0))
     axes.axis("off")
-    bar = figure.colorbar(pyplot.cm.ScalarMappable(scale, palette), ax=axes, orientation="horizontal", shrink=0.5)
+    axes.set_position((0, 0, 1, 1))
+    place = figure.add_axes((0.3, -0.6 / figure.get_figheight(), 0.4, 0.15 / figure.get_figheight()))
+    bar = figure.colorbar(pyplot.cm.ScalarMappable(scale, palette), cax=place, orientation="horizontal")
     bar.set_label("advantage of a token")
     figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
     pyplot.close(figure)
