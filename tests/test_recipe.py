@@ -129,7 +129,7 @@ def judge_or_user(messages, thoughts=""):
 THOUGHTS = f"<think>{'VERDICT: 1 ' * 300}</think>\n\n"
 
 
-@pytest.mark.parametrize("name", list(cli.COMMANDS))
+@pytest.mark.parametrize("name", ["rl", "opd", "combine"])
 def test_our_configs_ask_judge_and_user_not_to_think(monkeypatch, tmp_path, chat_server, name):
     chat_server.script = judge_or_user
     feedback = judged(*with_our_config(monkeypatch, tmp_path, name, chat_server), Turn("hi", "Well, ..."))
