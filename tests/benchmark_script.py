@@ -22,9 +22,14 @@ def save_tiny_model(folder: Path) -> str:
 
 def run_script(command: str, model: str, options: str) -> tuple[str, Any]:
     """What a command printed, and its last line as JSON. The model and the options are what makes it small."""
+    return run_plain_script(command, f"--model {shlex.quote(model)} {options}")
+
+
+def run_plain_script(command: str, options: str) -> tuple[str, Any]:
+    """The same of a command that takes no model."""
     _, script, *given = shlex.split(command)
     done = subprocess.run(
-        [sys.executable, script, *given, "--model", model, *shlex.split(options)],
+        [sys.executable, script, *given, *shlex.split(options)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
