@@ -31,13 +31,14 @@ export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_ge
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: demo model test test-vllm vllm-env lint clean help
+.PHONY: demo model test test-distributed test-vllm vllm-env lint clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   train SmolLM2-135M to answer in one short sentence, from its user's reactions"
 	@echo "make model  fetch the demo's model alone, to runs/models"
 	@echo "make test   run the test suite"
+	@echo "make test-distributed  run the tests of several processes alone"
 	@echo "make lint   check style and types"
 	@echo "make vllm-env   make $(VLLM_ENV), with vLLM for a CPU: 3.4 GB"
 	@echo "make test-vllm  run the tests that ask a real vLLM server"
@@ -55,6 +56,10 @@ model: $(STAMPS)/demo
 test: $(STAMPS)/test
 	$(BIN)/python recipes/demo/smollm2.py
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Two processes over gloo, under each engine. What is quick of it `make test` runs, too.
+test-distributed: $(STAMPS)/test
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/distributed $(PYTEST_ARGS)
 
 test-vllm: $(STAMPS)/test $(VLLM_READY)
 	$(BIN)/python recipes/demo/smollm2.py

@@ -162,8 +162,8 @@ EVERY_ROW_IS_TAUGHT = {
 """What says so in the log."""
 
 
-def make_trainer(kind: str, model: str, shape: Shape, steps: int, folder: str) -> Any:
-    """A trainer for one step that warms up and `steps` others."""
+def make_trainer(kind: str, model: str, shape: Shape, steps: int, folder: str, **more: Any) -> Any:
+    """A trainer for one step that warms up and `steps` others, with `more` settings."""
     settings = {
         "output_dir": folder,
         "per_device_train_batch_size": shape.micro_batch,
@@ -180,6 +180,7 @@ def make_trainer(kind: str, model: str, shape: Shape, steps: int, folder: str) -
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
+        **more,
     }
     tokenizer = AutoTokenizer.from_pretrained(model)
     prompts = [prompt_of(tokenizer, shape.prompt // 4), *[prompt_of(tokenizer, shape.prompt)] * steps]
@@ -242,7 +243,9 @@ def now() -> float:
     return time.perf_counter()
 
 
-def run_steps(kind: str, model: str, shape: Shape, steps: int, timer: StepTimer, meter: Any = None) -> None:
+def run_steps(
+    kind: str, model: str, shape: Shape, steps: int, timer: StepTimer, meter: Any = None, settings: dict | None = None
+) -> None:
     """Take one step that warms up and `steps` measured ones with a fresh trainer.
 
     Args:
@@ -252,9 +255,10 @@ def run_steps(kind: str, model: str, shape: Shape, steps: int, timer: StepTimer,
         steps: How many are measured.
         timer: Measures them.
         meter: Makes the meter of each part's memory from the device, for a trainer that splits its steps.
+        settings: More settings of the trainer's config.
     """
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(kind, model, shape, steps, folder)
+        trainer = make_trainer(kind, model, shape, steps, folder, **(settings or {}))
         trainer.add_callback(timer)
         if meter is not None:
             trainer.profile.meter = meter(trainer.accelerator.device)

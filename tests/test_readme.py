@@ -44,6 +44,7 @@ COMMANDS = {
     "python benchmarks/profile_step.py": "tests/benchmarks/test_profile_step.py::test_runs_and_ends_in_json",
     "python benchmarks/multi_hint.py": "tests/benchmarks/test_multi_hint.py::test_runs_and_ends_in_json",
     "python benchmarks/turn_scoring.py": "tests/benchmarks/test_turn_scoring.py::test_runs_and_ends_in_json",
+    "python benchmarks/zero3_overhead.py": "tests/benchmarks/test_zero3_overhead.py::test_runs_and_ends_in_json",
     "python benchmarks/growth.py --folder docs/images": "tests/benchmarks/test_growth.py::test_runs_and_ends_in_json",
     "python benchmarks/judge_concurrency.py": "tests/benchmarks/test_judge_concurrency.py::test_runs_and_ends_in_json",
     "python benchmarks/judge_concurrency.py --trajectory --turns 8 --votes 1 --delay 0.5": (

@@ -1,0 +1,39 @@
+"""docs/scaling.md: its commands are a recipe's with options of the launcher; its table is what its bytes come to."""
+
+import re
+import shlex
+from pathlib import Path
+
+from accelerate.commands.launch import launch_command_parser
+from test_readme import COMMANDS, commands
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+SIZES = (1.7, 4, 8, 32)
+
+
+def test_each_command_is_one_that_a_test_runs_with_a_config_of_ours():
+    assert len(commands(TEXT)) == 4
+    for command in commands(TEXT):
+        _, _, *given = shlex.split(command)
+        args = launch_command_parser().parse_args(given)
+        assert (ROOT / args.config_file).is_file()
+        plain = shlex.join(["accelerate", "launch", args.training_script, *args.training_script_args])
+        assert plain in COMMANDS
+
+
+def test_every_config_is_named_and_exists():
+    named = set(re.findall(r"`(\w+\.yaml)`", TEXT))
+    assert named == {path.name for path in (ROOT / "accelerate_configs").glob("*.yaml")}
+
+
+def test_the_table_is_what_the_bytes_per_parameter_come_to():
+    rows = re.findall(r"^\| [^|]+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", TEXT, re.M)
+    assert len(rows) == 11
+    for per_parameter, *sizes in rows:
+        assert sizes == [f"{float(per_parameter) * size:.1f}" for size in SIZES]
+
+
+def test_links_lead_somewhere():
+    headings = {heading.lower().replace(" ", "-").replace(",", "") for heading in re.findall(r"^## (.+)$", TEXT, re.M)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) == headings
