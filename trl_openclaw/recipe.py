@@ -182,6 +182,7 @@ def trainer_arguments(
     Raises:
         ValueError: If the arguments name something that is not there, or contradict each other.
         JudgeUnavailableError: If the judge's server does not answer.
+        TeacherError: If the teacher's server does not, or cannot teach.
     """
     # TRL 1.16 reads this property under its old name, which is no concern of whoever runs a recipe.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -192,6 +193,9 @@ def trainer_arguments(
     next_state = build_next_state(script_args, judge)
     if isinstance(judge, LLMJudge) and training_args.process_index == 0:  # the other processes end with this one
         asyncio.run(judge.check())
+    teacher = training_args.server_teacher()
+    if teacher is not None and training_args.process_index == 0:
+        teacher.check()
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,

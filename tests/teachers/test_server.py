@@ -11,9 +11,11 @@ from stub_teacher_server import StubTeacherServer, by_model
 from tiny import tiny_llama, tiny_tokenizer
 from tokenizers import normalizers
 from trainer_harness import ScriptedTeacher, judge_with_hints, logged, make_trainer, prompts
+from trl import DatasetMixtureConfig, ModelConfig
 
-from trl_openclaw import CombineTrainer, ServerTeacher, Verdict, Vote
+from trl_openclaw import CombineTrainer, OPDConfig, ServerTeacher, Verdict, Vote
 from trl_openclaw.errors import SelfTestError, TeacherError, VocabularyMismatchError
+from trl_openclaw.recipe import FeedbackArguments, trainer_arguments
 from trl_openclaw.scoring import TeacherRow
 from trl_openclaw.teachers import problem_with_scores
 from trl_openclaw.teachers.prompt_logprobs import groups_of
@@ -463,6 +465,13 @@ class TestConfig:
     def test_half_a_server_or_two_teachers_are_refused(self, tmp_path, config, words):
         with pytest.raises(ValueError, match=words):
             make_trainer(tmp_path, config=config)
+
+    def test_a_recipe_asks_the_server_before_it_loads_a_model(self, tmp_path, dead_url):
+        config = {"teacher_server_model": "m", "teacher_server_base_url": dead_url}
+        args = OPDConfig(str(tmp_path), use_cpu=True, bf16=False, **config)
+        model = ModelConfig(model_name_or_path="nobody/nothing")
+        with pytest.raises(TeacherError, match="cannot be reached"):
+            trainer_arguments(FeedbackArguments(dataset_name="x"), args, model, DatasetMixtureConfig())
 
     def test_a_config_and_an_argument_are_two_teachers(self, tmp_path):
         config = {"teacher_server_model": "m", "teacher_server_base_url": "http://127.0.0.1:9/v1"}
