@@ -32,11 +32,21 @@ def launch_all(
         machines: How many launchers share the processes, as on so many machines.
     """
     folder.mkdir(exist_ok=True)
+    run_script(SCRIPT, [str(folder), *scenarios], folder, processes, engine, machines)
+    found = [folder / f"rank{rank}.json" for rank in range(processes)]
+    assert all(path.exists() for path in found), (folder / "stderr0").read_text()[-3000:]
+    return list(zip(*(json.loads(path.read_text()) for path in found), strict=True))
+
+
+def run_script(
+    script: Path, arguments: list[str], folder: Path, processes: int, engine: str | None, machines: int = 1
+) -> int:
+    """The exit status of a script that was run in several processes; what they had to say is in `folder`."""
     command, env = _command(processes, engine)
     places = _places(machines) if machines > 1 else [["--main_process_port", "0"] if processes > 1 else []]
     started = [
         subprocess.Popen(
-            [*command, *place, str(SCRIPT), str(folder), *scenarios],
+            [*command, *place, str(script), *arguments],
             cwd=ROOT,
             env=env,
             stdout=subprocess.DEVNULL,
@@ -51,9 +61,7 @@ def launch_all(
         for process in started:
             process.terminate()
             process.wait()
-    found = [folder / f"rank{rank}.json" for rank in range(processes)]
-    assert all(path.exists() for path in found), (folder / "stderr0").read_text()[-3000:]
-    return list(zip(*(json.loads(path.read_text()) for path in found), strict=True))
+    return max(abs(process.returncode) for process in started)
 
 
 def _command(processes: int, engine: str | None) -> tuple[list[str], dict[str, str]]:

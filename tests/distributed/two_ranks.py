@@ -375,9 +375,15 @@ def train(trainer: OPDTrainer) -> dict:
     }
 
 
-def shard_without_accelerators() -> None:
-    """Have accelerate use FSDP on the CPU, where it leaves it out without a word; `ACCELERATE_TORCH_DEVICE` is set."""
-    PartialState._prepare_backend = lambda self, *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
+def prepare_engine() -> None:
+    """Have engines work on the CPU, in one thread."""
+    torch.set_num_threads(1)
+    if WITH_FSDP:  # which accelerate leaves out there, without a word; `ACCELERATE_TORCH_DEVICE` is set
+        PartialState._prepare_backend = lambda self, *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
+    if WITH_DEEPSPEED:  # which would compile faster ways to talk within one machine, for a minute
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def main(folder: str, *scenarios: str) -> None:
@@ -387,11 +393,5 @@ def main(folder: str, *scenarios: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    if WITH_FSDP:
-        shard_without_accelerators()
-    if WITH_DEEPSPEED:  # which would compile faster ways to talk within one machine, for a minute
-        import deepspeed
-
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    prepare_engine()
     main(*sys.argv[1:])
