@@ -1,10 +1,13 @@
 """Small TRL environments to wrap: importable, as a worker process needs them to be."""
 
 import asyncio
+import gc
 import os
+import socket
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 
 from trl_openclaw.types import NextState, ToolResult
 
@@ -111,3 +114,22 @@ class Plain:
     def act(self) -> int:
         """Act."""
         return 5
+
+
+class Forger:
+    """Answers in the place of its worker process."""
+
+    def reset(self, **row) -> None:
+        """Begin."""
+
+    def write(self, data: bytes, seconds: float = 100.0) -> str:
+        """Write to whoever asks, then wait.
+
+        Args:
+            data: What.
+            seconds: How long.
+        """
+        for channel in [thing for thing in gc.get_objects() if isinstance(thing, Connection | socket.socket)]:
+            os.write(channel.fileno(), data)
+        time.sleep(seconds)
+        return "written"

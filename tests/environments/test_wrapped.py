@@ -2,7 +2,9 @@
 
 import inspect
 import os
+import pickle
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from toy_environments import Counter, Plain, Unstartable
+from toy_environments import Counter, Forger, Plain, Unstartable
 
 from trl_openclaw.environments.wrapped import EnvironmentFailedError, wrap_environment
 from trl_openclaw.types import NextState
@@ -156,6 +158,42 @@ def test_answers_that_are_code_are_not_read(environment, how):
     result = environment.misbehave(how)
     assert result.info["ended"] == "raised"
     assert environment.add(1).startswith("It is 11")
+
+
+class Touch:
+    """Its pickle makes a file where it is read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def dotted(path: Path) -> bytes:
+    """A pickle that comes to `os.mkdir` through a module of PIL."""
+    text = [b"\x8c" + bytes([len(part)]) + part for part in (b"PIL.Image", b"os.mkdir", str(path).encode())]
+    return b"\x80\x04" + text[0] + text[1] + b"\x93" + text[2] + b"\x85R."
+
+
+@pytest.mark.parametrize("kind", ["pickle", "dotted", "no answer", "a word of the trainer's", "no sentence"])
+def test_answers_that_the_worker_forges_run_nothing_and_end_it(tmp_path, kind):
+    import PIL.Image  # noqa: F401 (a trainer has it)
+
+    place = tmp_path / "made"
+    data = {
+        "pickle": pickle.dumps(Touch(place)),
+        "dotted": dotted(place),
+        "no answer": b'{"dict": []}',
+        "a word of the trainer's": b'{"tuple": ["timeout", "x"]}',
+        "no sentence": b'{"tuple": ["raised", 5]}',
+    }[kind]
+    environment = wrap_environment(Forger)()
+    environment.reset()
+    result = environment.write(struct.pack("!i", len(data)) + data)
+    assert (result.satisfied, result.info) == (None, {"ended": "died"})
+    assert "an answer that cannot be read" in result
+    assert not place.exists()
 
 
 def test_before_reset():

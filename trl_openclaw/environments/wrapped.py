@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import inspect
-import io
 import multiprocessing
 import os
 import pickle
@@ -18,10 +17,11 @@ from typing import Any
 from ..errors import OpenClawError
 from ..next_states.views import clip
 from ..types import NextState, ToolResult
+from .plain_data import pack, unpack
 
 _MAX_BYTES = 64 << 20
 _MISSING = object()
-_PLAIN_CLASSES = {("trl_openclaw.types", "ToolResult"), ("trl_openclaw.types", "NextState")}
+_ANSWERS = ("value", "raised", "missing")
 
 
 class EnvironmentFailedError(OpenClawError):
@@ -45,8 +45,8 @@ def wrap_environment(
 
     This keeps the trainer alive and responsive; it is no sandbox. What an agent writes belongs into a
     [`~trl_openclaw.environments.Sandbox`]. A worker is a daemon of `multiprocessing`: it may start programs, not
-    further `multiprocessing` processes. What a tool returns must be text, numbers, lists, dicts, `ToolResult`,
-    `NextState` or PIL images.
+    further `multiprocessing` processes. What a tool returns must be text, numbers, bytes, lists, dicts, `ToolResult`,
+    `NextState` or PIL images (their first frame, as PNG keeps it); it is passed on as data, which runs no code.
 
     Args:
         environment_class: The class. It must be importable, so defined at the top level of a module.
@@ -146,15 +146,6 @@ class _Wrapped:
 # --- the trainer's end ----------------------------------------------------------------------------------------------
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads plain values only: no code of the environment's runs while an answer is read."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _PLAIN_CLASSES or module.split(".")[0] == "PIL":
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"a {module}.{name} cannot be passed on; return text, numbers, lists or dicts")
-
-
 class _Worker:
     def __init__(self, recipe: bytes, timeout: float, start_timeout: float):
         self.recipe, self.timeout, self.start_timeout = recipe, timeout, start_timeout
@@ -196,9 +187,12 @@ class _Worker:
         except (EOFError, OSError):
             return self._end("died", "The environment's process has ended by itself, or answered too much.")
         try:
-            return _PlainUnpickler(io.BytesIO(data)).load()
-        except Exception as error:
-            return "raised", f"The answer could not be read: {error}"
+            how, value = unpack(data)
+            if how not in _ANSWERS or (how != "value" and type(value) is not str):
+                raise ValueError("no answer")
+        except (ValueError, TypeError) as error:
+            return self._end("died", f"The environment's process gave an answer that cannot be read: {error}.")
+        return how, value
 
     def _end(self, how: str, text: str) -> tuple[str, str]:
         self.stop()
@@ -274,9 +268,9 @@ def _packed(answer: tuple[str, Any], max_chars: int) -> bytes:
     elif isinstance(value, str) and how != "missing":
         value = clip(str(value), max_chars or 2000)
     try:
-        return pickle.dumps((how, value))
+        return pack((how, value))
     except Exception as error:
-        return pickle.dumps(("raised", f"The answer cannot be passed on: {error}"))
+        return pack(("raised", f"The answer cannot be passed on: {error}"))
 
 
 def _leave_with_parent() -> None:
