@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from multiprocessing.connection import Connection
 
 from trl_openclaw.types import NextState, ToolResult
 
@@ -122,14 +121,16 @@ class Forger:
     def reset(self, **row) -> None:
         """Begin."""
 
-    def write(self, data: bytes, seconds: float = 100.0) -> str:
-        """Write to whoever asks, then wait.
+    def write(self, data: bytes, seconds: float = 100.0, times: int = 1) -> str:
+        """Write to whoever asks, and wait.
 
         Args:
             data: What.
-            seconds: How long.
+            seconds: How long to wait after each time.
+            times: How often.
         """
-        for channel in [thing for thing in gc.get_objects() if isinstance(thing, Connection | socket.socket)]:
-            os.write(channel.fileno(), data)
-        time.sleep(seconds)
+        for _ in range(times):
+            for channel in [thing for thing in gc.get_objects() if isinstance(thing, socket.socket)]:
+                os.write(channel.fileno(), data)
+            time.sleep(seconds)
         return "written"

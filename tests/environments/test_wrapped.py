@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -190,10 +191,56 @@ def test_answers_that_the_worker_forges_run_nothing_and_end_it(tmp_path, kind):
     }[kind]
     environment = wrap_environment(Forger)()
     environment.reset()
-    result = environment.write(struct.pack("!i", len(data)) + data)
+    result = environment.write(framed(data))
     assert (result.satisfied, result.info) == (None, {"ended": "died"})
     assert "an answer that cannot be read" in result
     assert not place.exists()
+
+
+def framed(data: bytes) -> bytes:
+    return struct.pack("!I", len(data)) + data
+
+
+FOREVER = {
+    "its first byte": (b"\0", 100.0, 1),
+    "its length": (struct.pack("!I", 10), 100.0, 1),
+    "byte after byte": (b"\0\0\1\0", 0.3, 200),
+}
+
+
+@pytest.mark.parametrize("name", FOREVER)
+def test_an_answer_that_begins_and_never_ends_is_cut(name):
+    environment = wrap_environment(Forger, timeout=1)()
+    environment.reset()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(environment.write, *FOREVER[name])
+        try:
+            result = call.result(timeout=15)
+        finally:
+            environment._worker.process and environment._worker.process.kill()
+    assert result.info == {"ended": "timeout"}
+    assert environment._worker.process is None
+
+
+def test_a_question_that_is_not_read_is_cut():
+    environment = wrap_environment(Forger, timeout=1)()
+    environment.reset()
+    assert environment.write(framed(b'{"tuple": ["value", "before its time"]}')) == "before its time"
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(environment.write, b"x" * (8 << 20))
+        try:
+            result = call.result(timeout=15)
+        finally:
+            environment._worker.process and environment._worker.process.kill()
+    assert result.info == {"ended": "timeout"}
+
+
+def test_an_answer_that_is_too_long_is_not_read():
+    environment = wrap_environment(Forger)()
+    environment.reset()
+    result = environment.write(struct.pack("!I", 2**31))
+    assert result.info == {"ended": "died"}
+    assert "it has 2048 MiB" in result
 
 
 def test_before_reset():

@@ -49,9 +49,9 @@ def _encode(value: Any) -> Any:
             return kind(value) if kind is not str else str.__str__(value)
     if value is None:
         return None
-    for kind in (list, tuple, set, frozenset):
-        if isinstance(value, kind):
-            return {kind.__name__: [_encode(item) for item in value]}
+    for group in (list, tuple, set, frozenset):
+        if isinstance(value, group):
+            return {group.__name__: [_encode(item) for item in value]}
     if isinstance(value, Mapping):
         return {"dict": [[_encode(key), _encode(item)] for key, item in value.items()]}
     if isinstance(value, bytes | bytearray):

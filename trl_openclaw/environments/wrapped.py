@@ -1,31 +1,14 @@
 """Any TRL environment in a process of its own, so that none of its code runs in the trainer."""
 
-import asyncio
 import functools
 import inspect
-import multiprocessing
-import os
 import pickle
-import signal
-import threading
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
-from ..errors import OpenClawError
-from ..next_states.views import clip
 from ..types import NextState, ToolResult
-from .plain_data import pack, unpack
-
-_MAX_BYTES = 64 << 20
-_MISSING = object()
-_ANSWERS = ("value", "raised", "missing")
-
-
-class EnvironmentFailedError(OpenClawError):
-    """A wrapped environment cannot be started or reset."""
+from .wrapped_worker import EnvironmentFailedError, Worker
 
 
 def wrap_environment(
@@ -123,7 +106,7 @@ def _reset(method: Callable[..., Any]) -> Callable[..., Any]:
 
 class _Wrapped:
     def __init__(self, recipe: bytes, timeout: float, start_timeout: float):
-        self._worker = _Worker(recipe, timeout, start_timeout)
+        self._worker = Worker(recipe, timeout, start_timeout)
         weakref.finalize(self, self._worker.stop)
 
     @property
@@ -141,145 +124,3 @@ class _Wrapped:
         if how != "value":
             raise AttributeError(f"`{type(self).__name__}` has no {name!r} now: {value}")
         return value
-
-
-# --- the trainer's end ----------------------------------------------------------------------------------------------
-
-
-class _Worker:
-    def __init__(self, recipe: bytes, timeout: float, start_timeout: float):
-        self.recipe, self.timeout, self.start_timeout = recipe, timeout, start_timeout
-        self.process: Any = None
-        self.connection: Connection | None = None
-        self.ended = ("ended", "The environment was not reset yet.")
-
-    def start(self) -> None:
-        """Start the process, unless it runs."""
-        if self.process is not None and self.process.is_alive():
-            return
-        self.stop()
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.recipe), daemon=True)
-        self.process.start()
-        theirs.close()
-        how, value = self._receive(self.start_timeout)
-        if how != "value":
-            self.stop()
-            raise EnvironmentFailedError(f"The environment could not be made: {value}")
-
-    def ask(self, *request: Any) -> tuple[str, Any]:
-        """Ask for something: `("value", it)`, or what went wrong in a word and in a sentence."""
-        if self.connection is None:
-            return self.ended
-        try:
-            self.connection.send_bytes(pickle.dumps(request))
-        except OSError:
-            return self._end("died", "The environment's process has ended by itself.")
-        return self._receive(self.timeout)
-
-    def _receive(self, timeout: float) -> tuple[str, Any]:
-        assert self.connection
-        try:
-            if not self.connection.poll(timeout):
-                return self._end("timeout", f"Stopped after {timeout:g} s without an answer.")
-            data = self.connection.recv_bytes(_MAX_BYTES)
-        except (EOFError, OSError):
-            return self._end("died", "The environment's process has ended by itself, or answered too much.")
-        try:
-            how, value = unpack(data)
-            if how not in _ANSWERS or (how != "value" and type(value) is not str):
-                raise ValueError("no answer")
-        except (ValueError, TypeError) as error:
-            return self._end("died", f"The environment's process gave an answer that cannot be read: {error}.")
-        return how, value
-
-    def _end(self, how: str, text: str) -> tuple[str, str]:
-        self.stop()
-        self.ended = (how, f"{text} The environment has ended.")
-        return self.ended
-
-    def stop(self) -> None:
-        """Kill the process and what is in its group."""
-        process, self.process = self.process, None
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.close()
-        if process is not None:
-            with suppress(OSError):  # the group is there once the worker has made it
-                os.killpg(process.pid, signal.SIGKILL)
-            process.kill()
-            process.join()
-            process.close()
-        self.ended = ("ended", "The environment has ended.")
-
-
-# --- the worker's end -----------------------------------------------------------------------------------------------
-
-
-def _serve(connection: Connection, recipe: bytes) -> None:
-    os.setsid()
-    _leave_with_parent()
-    silence = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(silence, stream)
-    max_chars = 0
-    environment: Any = None
-
-    def make() -> None:
-        nonlocal environment, max_chars
-        environment_class, arguments, max_chars = pickle.loads(recipe)
-        environment = environment_class(**arguments)
-
-    answer = _answer(make)
-    while True:
-        connection.send_bytes(_packed(answer, max_chars))
-        try:
-            what, name, *rest = pickle.loads(connection.recv_bytes())
-        except EOFError:
-            return
-        if what == "get":
-            answer = _answer(getattr, environment, name, _MISSING)
-            if answer[1] is _MISSING:
-                answer = ("missing", f"there is no {name!r}")
-        else:
-            args, kwargs = rest or ((), {})
-            answer = _answer(getattr(environment, name), *args, **kwargs)
-
-
-def _answer(call: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[str, Any]:
-    try:
-        result = call(*args, **kwargs)
-        if inspect.isawaitable(result):
-            result = asyncio.run(_wait_for(result))
-        return "value", result
-    except BaseException as error:
-        return "raised", f"{type(error).__name__}: {error}".rstrip(": ")
-
-
-async def _wait_for(result: Any) -> Any:
-    return await result
-
-
-def _packed(answer: tuple[str, Any], max_chars: int) -> bytes:
-    how, value = answer
-    if isinstance(value, ToolResult):
-        value = ToolResult(clip(value, max_chars), satisfied=value.satisfied, info=value.info)
-    elif isinstance(value, str) and how != "missing":
-        value = clip(str(value), max_chars or 2000)
-    try:
-        return pack((how, value))
-    except Exception as error:
-        return pack(("raised", f"The answer cannot be passed on: {error}"))
-
-
-def _leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            parent.join()
-            with suppress(OSError):
-                os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=wait, daemon=True).start()
