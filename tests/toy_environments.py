@@ -134,3 +134,21 @@ class Forger:
                 os.write(channel.fileno(), data)
             time.sleep(seconds)
         return "written"
+
+
+class Slow:
+    """Takes its time to say what followed."""
+
+    def reset(self, **row) -> str:
+        """Begin."""
+        return "Begun."
+
+    def act(self) -> str:
+        """Act."""
+        return "done"
+
+    @property
+    def next_state(self) -> NextState:
+        """What followed."""
+        time.sleep(1)
+        return NextState("late")

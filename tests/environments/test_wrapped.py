@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from toy_environments import Counter, Forger, Plain, Unstartable
+from toy_environments import Counter, Forger, Plain, Slow, Unstartable
 
 from trl_openclaw.environments.wrapped import EnvironmentFailedError, wrap_environment
 from trl_openclaw.types import NextState
@@ -241,6 +241,32 @@ def test_an_answer_that_is_too_long_is_not_read():
     result = environment.write(struct.pack("!I", 2**31))
     assert result.info == {"ended": "died"}
     assert "it has 2048 MiB" in result
+
+
+def test_who_has_given_up_waiting_takes_no_answer_of_another():
+    environment = wrap_environment(Slow)()
+    environment.reset()
+    with ThreadPoolExecutor(1) as pool:
+        given_up = pool.submit(getattr, environment, "next_state")
+        time.sleep(0.3)
+        assert environment.reset() == "Begun."
+        assert environment.act() == "done"
+        assert given_up.result() == NextState("late")
+
+
+def test_what_was_asked_before_an_interrupt_answers_nothing_after_it():
+    environment = wrap_environment(Slow)()
+    environment.reset()
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            _ = environment.next_state
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert environment.act() == "The environment has ended."
+    assert environment.reset() == "Begun."
 
 
 def test_before_reset():

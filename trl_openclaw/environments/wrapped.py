@@ -93,12 +93,13 @@ def _reward(method: Callable[..., Any]) -> Callable[..., Any]:
 def _reset(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def reset(self: "_Wrapped", *args: Any, **kwargs: Any) -> Any:
-        for _ in range(2):  # a worker that broke in the meantime is replaced once
-            self._worker.start()
-            how, value = self._worker.ask("call", "reset", args, kwargs)
-            if how == "value":
-                return value
-            self._worker.stop()
+        with self._worker.lock:  # a question that somebody has given up is answered before
+            for _ in range(2):  # a worker that broke in the meantime is replaced once
+                self._worker.start()
+                how, value = self._worker.ask("call", "reset", args, kwargs)
+                if how == "value":
+                    return value
+                self._worker.stop()
         raise EnvironmentFailedError(f"`{type(self).__name__}.reset` failed: {value}")
 
     return reset

@@ -71,7 +71,7 @@ def _time_left(deadline: float | None) -> float | None:
 
 
 class Worker:
-    """A process with an environment, which is asked for one thing at a time.
+    """A process with an environment, asked for one thing at a time; who asks for several together holds `lock`.
 
     Args:
         recipe: Pickle of the class, its arguments and the longest text that is answered.
@@ -81,6 +81,7 @@ class Worker:
 
     def __init__(self, recipe: bytes, timeout: float, start_timeout: float):
         self.recipe, self.timeout, self.start_timeout = recipe, timeout, start_timeout
+        self.lock = threading.RLock()
         self.process: Any = None
         self.channel: socket.socket | None = None
         self.ended = ("ended", "The environment was not reset yet.")
@@ -103,9 +104,10 @@ class Worker:
 
     def ask(self, *request: Any) -> tuple[str, Any]:
         """Ask for something: `("value", it)`, or what went wrong in a word and in a sentence."""
-        if self.channel is None:
-            return self.ended
-        return self._answer(pickle.dumps(request), self.timeout)
+        with self.lock:
+            if self.channel is None:
+                return self.ended
+            return self._answer(pickle.dumps(request), self.timeout)
 
     def _answer(self, request: bytes | None, timeout: float) -> tuple[str, Any]:
         assert self.channel
@@ -122,6 +124,9 @@ class Worker:
             return self._end("died", "The environment's process has ended by itself.")
         except (ValueError, TypeError) as error:
             return self._end("died", f"The environment's process gave an answer that cannot be read: {error}.")
+        except BaseException:  # an interrupt: what is still to come must not answer the next question
+            self.stop()
+            raise
         return how, value
 
     def _end(self, how: str, text: str) -> tuple[str, str]:
