@@ -20,6 +20,7 @@ class Counter:
     def reset(self, **row) -> str:
         """Begin."""
         self.count = self.start
+        self.verdict = "begun"
         if row.get("refuse"):
             raise ValueError("no such row")
         return f"Row {row.get('prompt')}."

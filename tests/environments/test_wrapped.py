@@ -243,6 +243,21 @@ def test_an_answer_that_is_too_long_is_not_read():
     assert "it has 2048 MiB" in result
 
 
+@pytest.mark.parametrize("name", ["verdict", "next_state"])
+def test_what_the_trainer_looks_for_is_there_without_asking(environment, name):
+    assert isinstance(inspect.getattr_static(environment, name), property)
+
+
+def test_a_verdict_is_the_environments_or_how_it_ended(environment):
+    assert environment.verdict == "begun"
+    environment.misbehave("die")
+    assert environment.verdict == "died"
+    assert wrap_environment(Counter)().verdict == "ended"
+    plain = wrap_environment(Plain)()
+    plain.reset()
+    assert plain.verdict is None
+
+
 def test_who_has_given_up_waiting_takes_no_answer_of_another():
     environment = wrap_environment(Slow)()
     environment.reset()

@@ -118,6 +118,12 @@ class _Wrapped:
             return value
         return None if how == "missing" else NextState(value, role="tool", info={"ended": how})
 
+    @property
+    def verdict(self) -> Any:
+        """The environment's word for how it went, `None` if it has none; the way it ended where it has ended."""
+        how, value = self._worker.ask("get", "verdict")
+        return value if how == "value" else None if how == "missing" else how
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
