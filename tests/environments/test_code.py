@@ -324,6 +324,9 @@ FORGERIES = {
     "    def __ne__(self, other): return False\n    __hash__ = None\n    def __bool__(self): return True\n"
     "class Sure:\n    def __eq__(self, other): return True\n"
     "def add(a, b):\n    return Sure() if a == 1 else Yes(7)\n",
+    "computes as it likes": "class Zero:\n"
+    + "".join(f"    def __{name}__(self, *_): return 0\n" for name in ("sub", "rsub", "abs", "len", "hash", "int"))
+    + "    def __bool__(self): return True\ndef add(a, b):\n    return Zero()\n",
     "kills its parent": WRONG + "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
     "stops its parent": WRONG + "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)",
     "kills everything": WRONG + "import os, signal\nos.kill(-1, signal.SIGKILL)",

@@ -36,11 +36,16 @@ class CodeEnvironment:
     called with the entry point.
 
     The code runs in a process of its own that only answers calls, so nothing that it prints, writes, patches or ends
-    changes what is counted: it can pass a test by giving the right answer, and by nothing else. What remains possible:
-    answers learned by heart from the arguments; a test that compares two of the code's own objects, or asks one whether
-    it is true, believes what those say; and where the sandbox was allowed to miss walls, what those keep out. Between
-    tests and code go numbers, texts, bytes, lists, tuples, sets, dicts, `Decimal` and `Fraction`; other objects of the
-    code can be called and asked for attributes; other objects of the tests, functions too, cannot be passed.
+    changes what is counted. Between tests and code go numbers, texts, bytes, lists, tuples, sets, dicts, `Decimal` and
+    `Fraction`, as plain values that are the tests' own. Other objects of the tests, functions too, cannot be passed.
+    Other objects of the code stay there. They are equal to no plain value; they can be called, asked for attributes,
+    for their text and hash, used in `with`, and iterated once. Everything else, such as arithmetic, comparisons, `in`,
+    truth, `len` and indices, is a `TypeError` with any operand that is no object of the code, unless the tests made the
+    object by calling a name with a capital letter (`Stack()`), so asked for an object.
+
+    What remains possible: answers learned by heart from the arguments; a test that compares two of the code's own
+    objects, or computes with them, believes what those say, and so does one that asks an object by its attributes, text
+    or items, or that made it; and where the sandbox was allowed to miss walls, what those keep out.
 
     Args:
         sandbox: Where the tests run. Its `seconds` are for all tests together. Defaults to 5 seconds, 512 MiB.

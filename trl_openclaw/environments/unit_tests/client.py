@@ -10,13 +10,10 @@ import threading
 import time
 from typing import IO, Any, NoReturn
 
+from .remote import Remote
 from .wire import MAX_REPR, Wire, changeable, short
 
 MAX_MESSAGE = 4 << 20
-FORWARDED = (
-    "__len__", "__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__next__", "__enter__",
-    "__exit__", "__add__", "__sub__", "__mul__", "__truediv__", "__neg__", "__bool__",
-)  # fmt: skip
 FLAGS = ("-s", "-P")
 START = "import sys; sys.path.append(sys.argv[1]); from unit_tests.{0} import main; sys.path.pop(); main()"
 """The folder of these files, which the code may write to, is no place to import from once they are loaded."""
@@ -24,56 +21,6 @@ START = "import sys; sys.path.append(sys.argv[1]); from unit_tests.{0} import ma
 
 class Stopped(BaseException):
     """The process of the code no longer answers. A test cannot catch it as an `Exception`."""
-
-
-class Remote:
-    """An object of the code: attributes and calls are forwarded; equal to itself and to no plain value."""
-
-    def __init__(self, client: "Client", number: int, text: str):
-        self.__dict__.update(_client=client, _number=number, _text=text)
-
-    def __getattr__(self, name: str) -> Any:
-        found = self._client.ask(do="get", target=self._client.encode(self), name=name)
-        if isinstance(found, Remote):
-            found.__dict__["_text"] = f"{self._text}.{name}"
-        return found
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        return self._client.call(self, args, kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, Remote) and self.__getattr__("__eq__")(other) is True
-
-    def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, Remote) and self.__getattr__("__instancecheck__")(instance) is True
-
-    def __hash__(self) -> int:
-        return hash(self.__getattr__("__hash__")())
-
-    def __str__(self) -> str:
-        return str(self.__getattr__("__str__")())
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-def _forward(name: str) -> None:
-    def method(self: Remote, *args: object) -> Any:
-        try:
-            found = self.__getattr__(name)
-        except AttributeError:
-            if name == "__bool__":
-                return True
-            raise TypeError(f"{self!r} has no {name}") from None
-        return found(*args)
-
-    setattr(Remote, name, method)
-
-
-for _name in FORWARDED:
-    _forward(_name)
 
 
 class Client(Wire):
@@ -127,7 +74,10 @@ class Client(Wire):
         for ours, theirs in zip(args, answer["args"], strict=True):
             if theirs is not None:
                 self._write_back(ours, self.decode(theirs))
-        return self.decode(answer["result"])
+        result = self.decode(answer["result"])
+        if isinstance(result, Remote):
+            result.__dict__["_made"] = target._is_class
+        return result
 
     @staticmethod
     def _write_back(ours: Any, theirs: Any) -> None:

@@ -7,7 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from .client import Client, Remote, Stopped
+from .client import Client, Stopped
+from .remote import Remote
 from .suite import Failed, Tests
 
 
@@ -74,7 +75,7 @@ def _judge(task: dict[str, Any], tests: Tests, client: Client, report: Report) -
             return {"load_error": {"text": f"it does not define `{wanted}`.", "trace": ""}}
         for name, value in found.items():
             if isinstance(value, Remote):
-                value.__dict__["_text"] = name
+                value.named(name, name)
         tests.run(found, report.test)
         return {"load_error": None}
     except Stopped as error:

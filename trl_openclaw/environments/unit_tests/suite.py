@@ -53,6 +53,22 @@ def has_call(node: ast.AST) -> bool:
     return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
 
 
+def bound_names(body: list[ast.stmt]) -> set[str]:
+    """The names that these statements bind, those inside of their functions and classes aside."""
+    found, nodes = set(), list[ast.AST](body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            continue
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        nodes += ast.iter_child_nodes(node)
+    return found
+
+
 class Tests:
     """The tests of a file: its plain assertions and its functions `test_*`, each one test.
 
@@ -76,18 +92,22 @@ class Tests:
     def names_wanted(self) -> set[str | None]:
         """The names that the tests use and do not make themselves: those the code is asked for."""
         used = {n.id for n in ast.walk(self.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        used -= bound_names(self.tree.body)
         return {name for name in used if not name.startswith("_") and name not in dir(builtins)} | {self.entry_point}
 
     def run(self, found: dict[str, Any], test: Callable[[str, Callable[[], object]], bool]) -> None:
         """Run them all in the order of the file, functions last.
 
         Args:
-            found: The code's names. Tests see those that they ask for, never in place of a builtin.
+            found: The code's names. Tests see those that they ask for, never in place of a builtin or of a name that
+                they bind themselves; `from solution import *` neither.
             test: Runs one and says whether it passed. What has no name is no test but what tests need.
         """
         wanted = self.names_wanted()
         module = sys.modules[NAME] = types.ModuleType(NAME)
         module.__dict__.update({name: value for name, value in found.items() if name not in dir(builtins)})
+        bound = bound_names(self.tree.body)
+        module.__dict__["__all__"] = [n for n in module.__dict__ if not n.startswith("_") and n not in bound]
         space: dict[str, Any] = {"__name__": "tests", "_short_": short, "_Failed_": Failed}
         space |= {name: value for name, value in found.items() if name in wanted}
         if self.whole:
