@@ -1,9 +1,12 @@
 """Programs that loop, hog, fork or print without end: the run says what ended them, and the machine stays usable."""
 
+import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 from sandbox_harness import gone, python
 
+from trl_openclaw.environments import sandbox_usage
 from trl_openclaw.environments.sandbox import Limits, Sandbox
 from trl_openclaw.environments.sandbox_io import Capture
 from trl_openclaw.environments.scratch import Scratch
@@ -176,6 +180,100 @@ def test_the_size_of_one_file(sandbox):
 )
 def test_all_files_together(either, code):
     assert python(either, f"import os, time\n{code}\ntime.sleep(20)").ended == "disk"
+
+
+HELD = """
+import ctypes, os, shutil, subprocess, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+def written(name, size=900_000):
+    file = os.open(name, os.O_RDWR | os.O_CREAT)
+    os.write(file, b"x" * size)
+    return file
+
+def mapped():
+    file = written("f")
+    place = libc.mmap(None, 4096, 1, 1, file, 0)
+    assert place not in (None, ctypes.c_void_p(-1).value)
+    os.close(file)
+    os.unlink("f")
+
+def executed():
+    shutil.copy("/bin/sleep", "sleep")
+    open("sleep", "ab").write(b"x" * 900_000)
+    child = subprocess.Popen(["./sleep", "30"])
+    os.unlink("sleep")
+    return child
+
+def opened():
+    kept.append(written("f"))
+    os.unlink("f")
+
+def leave():  # the first thread; the others stay
+    threading.Thread(target=time.sleep, args=(20,)).start()
+    libc.syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+
+kept = []
+"""
+
+
+def test_what_forks_hold_counts_once(sandbox):
+    code = "for _ in range(3): opened()\nfor _ in range(3): os.fork()\ntime.sleep(1)"
+    assert python(sandbox, HELD + code).ended == "exited"
+
+
+def test_a_program_that_was_deleted_counts_without_its_maps(tmp_path, monkeypatch):
+    program = tmp_path / "sleep"
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "60"]) as child:
+        inode = program.stat().st_ino
+        program.unlink()
+        monkeypatch.setattr(sandbox_usage, "_text", lambda path: "")
+        held = sandbox_usage._deleted_files([child.pid], 1)
+        child.kill()
+    assert held[inode] >= os.path.getsize("/bin/sleep")
+
+
+@pytest.mark.parametrize(("address", "flags"), [(0x200000, 0x100001), (None, 1)], ids=["low", "high"])
+def test_a_mapped_file_is_measured_or_counts_as_the_largest(monkeypatch, address, flags):
+    space: dict = {}
+    exec(HELD, space)
+    monkeypatch.setattr(sandbox_usage, "_open_and_deleted", lambda thread: {})
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(5000))
+        file.flush()
+        place = space["libc"].mmap(address, 4096, 1, flags, file.fileno(), 0)
+        assert address in (None, place)
+        inode = os.fstat(file.fileno()).st_ino
+        if os.geteuid() == 0:
+            assert 5000 <= sandbox_usage._deleted_files([os.getpid()], 10**9)[inode] < 10**6
+        with monkeypatch.context() as nobody:
+            nobody.setattr(os, "stat", lambda path: os.lstat("/nowhere"))
+            found = sandbox_usage._deleted_files([os.getpid()], 10**9)
+        assert found[inode] == 10**9
+        space["libc"].munmap(ctypes.c_void_p(place), ctypes.c_size_t(4096))
+
+
+def test_memory_counts_where_the_first_thread_has_left(sandbox):
+    code = "def hog():\n    time.sleep(0.5)\n    x = bytes([2]) * (90 << 20)\n    time.sleep(20)\n"
+    code += "for _ in range(2): os.fork()\nthreading.Thread(target=hog).start()\nleave()"
+    assert python(sandbox, HELD + code).ended == "memory"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for _ in range(8): mapped()",
+        "kept = [executed() for _ in range(8)]",
+        "for _ in range(5): opened()\nleave()",
+        "for _ in range(8): mapped()\nleave()",
+    ],
+    ids=["mapped", "executed", "first thread left", "mapped, first thread left"],
+)
+def test_files_that_were_deleted_count_as_long_as_they_are_held(either, code):
+    assert python(either, f"{HELD}{code}\ntime.sleep(20)", limits=replace(either.limits, seconds=8)).ended == "disk"
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

@@ -62,11 +62,12 @@ def test_nothing_is_reached_by_a_network(either):
             f"socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {port}))",
             "socket.socket(socket.AF_UNIX)",
             "socket.socketpair(type=socket.SOCK_DGRAM)",
+            "socket.send_fds(socket.socketpair()[0], [b'x'], [0])",
             "socket.socketpair()",
         )
         with pytest.raises(TimeoutError):
             server.accept()
-    assert found == ["PermissionError"] * 4 + [""]
+    assert found == ["PermissionError"] * 5 + [""]
 
 
 def test_other_processes_are_out_of_reach(either):

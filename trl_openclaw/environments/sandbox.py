@@ -44,8 +44,8 @@ class Limits:
         memory_mb: Address space of each process, and resident memory of all of them together, in MiB.
         processes: Processes and threads at the same time.
         file_mb: Size of one file, in MiB.
-        disk_mb: All files of the directory together, also deleted ones that are still open, in MiB. It is looked at
-            20 times a second, so a fast writer may pass it for that long.
+        disk_mb: All files of the directory together, also deleted ones that are still open or mapped, in MiB. It is
+            looked at 20 times a second, so a fast writer may pass it for that long.
         files: Files and folders in the directory.
         open_files: Open files of each process.
         output_chars: How much of stdout, and of stderr, is kept: half of it the head, half the tail.

@@ -10,16 +10,14 @@ import os
 import resource
 import select
 import signal
-import stat
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, NoReturn
 
 from . import sandbox_walls as walls
+from .sandbox_usage import descendants, disk_is_full, resident_bytes
 
 _LINUX = sys.platform == "linux"
 _WATCH_SECONDS = 0.05
@@ -215,58 +213,11 @@ def _watch(task: dict[str, Any], first: int, reader: int) -> tuple[str, bytes]:
             return "killed", said
         if left <= 0:
             return "timeout", said
-        tree = list(_descendants(first)) if _LINUX else []
-        if sum(map(_resident_bytes, tree)) > limits["memory_mb"] * _MB:
+        tree = list(descendants(first)) if _LINUX else []
+        if sum(map(resident_bytes, tree)) > limits["memory_mb"] * _MB:
             return "memory", said
-        if _disk_is_full(task["directory"], tree, limits):
+        if disk_is_full(task["directory"], tree, limits):
             return "disk", said
-
-
-def _descendants(process: int) -> Iterator[int]:
-    """A process and all that come from it, as far as they are there."""
-    found = [process]
-    while found:
-        yield (current := found.pop())
-        with suppress(OSError):
-            for thread in os.listdir(f"/proc/{current}/task"):
-                with open(f"/proc/{current}/task/{thread}/children", encoding="utf-8") as file:
-                    found += map(int, file.read().split())
-
-
-def _resident_bytes(process: int) -> int:
-    with suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/statm", encoding="utf-8") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
-    return 0
-
-
-def _disk_is_full(directory: str, tree: list[int], limits: dict[str, Any]) -> bool:
-    entries, size = 0, sum(map(_deleted_bytes, tree))
-    folders = [directory]
-    while folders and entries <= limits["files"] and size <= limits["disk_mb"] * _MB:
-        try:
-            with os.scandir(folders.pop()) as listing:
-                for entry in islice(listing, limits["files"] + 1):
-                    entries += 1
-                    size += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:  # a path too long to look at, a folder that was closed: nothing that can be measured
-            return True
-    return entries > limits["files"] or size > limits["disk_mb"] * _MB
-
-
-def _deleted_bytes(process: int) -> int:
-    """How much a process holds in files that no folder lists any more."""
-    size = 0
-    with suppress(OSError):
-        for number in os.listdir(f"/proc/{process}/fd"):
-            with suppress(OSError):
-                known = os.stat(f"/proc/{process}/fd/{number}")
-                if stat.S_ISREG(known.st_mode) and not known.st_nlink:
-                    size += known.st_blocks * 512
-    return size
 
 
 def _end_tree(first: int, user: int | None, own_numbers: bool) -> None:
@@ -280,7 +231,7 @@ def _end_tree(first: int, user: int | None, own_numbers: bool) -> None:
         if not own_numbers and user is not None:
             _kill_all_of(user)
         elif not own_numbers and _LINUX:
-            for process in list(_descendants(os.getpid()))[1:]:
+            for process in list(descendants(os.getpid()))[1:]:
                 with suppress(OSError):
                     os.kill(process, signal.SIGKILL)
         time.sleep(0.002)

@@ -139,6 +139,8 @@ _NEVER = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196),
     "mq_open": (240, 180), "msgget": (68, 186), "semget": (64, 190), "add_key": (248, 217), "request_key": (249, 218),
     "keyctl": (250, 219),
+    # files in flight between sockets, which no process holds
+    "sendmsg": (46, 211), "sendmmsg": (307, 269),
     # namespaces, mounts, files without a path
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
