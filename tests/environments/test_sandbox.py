@@ -69,6 +69,29 @@ def test_an_own_signal_and_a_missing_program(sandbox):
         assert program in run.stderr
 
 
+def test_long_commands_whatever_their_letters(sandbox):
+    text = "\U0001f600" * 30_000
+    run = sandbox.run(["sh", "-c", f": {text}; echo $LONG | wc -m"], env={"LONG": text})
+    assert (run.ok, run.stdout) == (True, "30001\n"), run.stderr[:500]
+
+
+def test_a_command_cannot_say_how_it_went(sandbox):
+    code = "import os\nfor f in range(3, 64):\n    try: os.write(f, b'{}')\n    except OSError: continue\n    print(f)"
+    run = python(sandbox, code)
+    assert (run.ended, run.exit_code, run.stdout) == ("exited", 0, "")
+
+
+def test_a_command_that_is_too_long_for_the_system_is_not_started(sandbox):
+    run = sandbox.run(["echo", "x" * (4 << 20)])
+    assert (run.ended, run.exit_code) == ("not_started", 127)
+    assert "too long" in run.stderr
+
+
+def test_what_comes_with_python_can_be_read(sandbox):
+    code = "import os, sys\nprint(os.path.isdir(sys.base_prefix) and bool(os.listdir(sys.base_prefix)))"
+    assert python(sandbox, code).stdout == "True\n"
+
+
 def test_bytes_that_are_no_text(sandbox):
     assert python(sandbox, "import os; os.write(1, b'a\\xff\\xfe\\xc3b')").stdout == "a���b"
 

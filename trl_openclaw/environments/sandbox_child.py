@@ -41,15 +41,17 @@ class _Walls:
 
 
 def main() -> None:
-    """Run what the first argument asks for and say on the given file descriptor how it went."""
-    task = json.loads(sys.argv[1])
-    os.set_inheritable(task["channel"], False)
+    """Read a line on the file descriptor that the first argument names, run what it asks for, say there how it went."""
+    channel = int(sys.argv[1])
+    os.set_inheritable(channel, False)
     try:
-        answer = _run(task)
+        with open(channel, "rb", closefd=False) as requests:
+            task = json.loads(requests.readline())
+        answer = _run(task | {"channel": channel})
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     with suppress(OSError):  # nobody listens any more
-        os.write(task["channel"], json.dumps(answer).encode())
+        os.write(channel, json.dumps(answer).encode())
 
 
 def _run(task: dict[str, Any]) -> dict[str, Any]:

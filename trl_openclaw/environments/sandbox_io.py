@@ -55,10 +55,9 @@ def launch(
         What it says of the run, and the two outputs of the command.
     """
     ours, theirs = socket.socketpair()
-    task["channel"] = theirs.fileno()
     with ours, theirs:
         process = subprocess.Popen(
-            [python, "-I", "-S", "-c", _START.format(_PACKAGE_PARENT), json.dumps(task)],
+            [python, "-I", "-S", "-c", _START.format(_PACKAGE_PARENT), str(theirs.fileno())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -70,6 +69,9 @@ def launch(
         theirs.close()
         captures = [Capture(output_chars), Capture(output_chars)]
         try:
+            ours.settimeout(_PATIENCE_SECONDS)
+            with suppress(BrokenPipeError):  # it has died, and the end of what it says will tell
+                ours.sendall(json.dumps(task).encode("ascii") + b"\n")
             said = _converse(process, ours, stdin.encode("utf-8", "replace"), captures, seconds)
         finally:
             ours.close()  # the child ends its tree when nobody listens
