@@ -102,8 +102,9 @@ class SandboxResult:
 class Sandbox:
     """Runs commands that cannot write outside their directory, read what is not theirs, reach a network, or stay.
 
-    A command sees the system's programs and libraries and this Python's standard library, nothing of home directories,
-    of the project, of `/proc`, or of the environment. When it ends, all that it started is killed, also what left its
+    A command may read the system's programs and libraries, all that is installed with this Python (`sys.base_prefix`;
+    a virtual environment is not in it) and what `readable` names; nothing else of home directories, of the project, of
+    `/proc`, or of the environment. When it ends, all that it started is killed, also what left its
     process group. Making a sandbox tries once in this process whether the machine holds what it promises, by a program
     that tries to break out.
 
