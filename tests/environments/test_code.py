@@ -291,11 +291,37 @@ def test_tests_that_need_what_is_not_there_fail(environment):
         ("class TestX:\n    def test_y(self): assert f()", "use plain functions"),
         ("async def test_x():\n    assert f()", "use plain functions"),
         ("f()", "asserts nothing"),
+        ("assert f()\nreturn", "is no Python"),
+        ("assert f()\0", "is no Python"),
+        ("assert " + "(" * 5000, "is no Python"),
+        ("assert " + "-" * 100_000 + "f()", "is no Python"),
     ],
 )
 def test_tests_that_cannot_be_used_are_refused(tests, why):
     with pytest.raises(ValueError, match=why):
         check_tests(tests)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"tests": "def test_x(:"}, "`tests` is no Python"),
+        ({"tests": None}, "needs `tests`"),
+        ({"tests": TESTS, "entry_point": ["add"]}, "`entry_point` must be"),
+        ({"tests": TESTS, "entry_point": "add(1)"}, "`entry_point` must be"),
+    ],
+)
+def test_a_row_that_cannot_be_used_counts_for_nothing(environment, row, why):
+    run(environment, GOOD)
+    with pytest.warns(UserWarning, match=rf"`CodeEnvironment` cannot use a row, whose .* no reward: .*{why}") as found:
+        environment.reset(prompt="", **row)
+    assert len(found) == 1
+    result = environment.run_tests(GOOD)
+    assert result.startswith("This task cannot be used. Nothing was run. ")
+    assert why in result
+    assert (result.satisfied, result.info) == (None, {"verdict": "unusable_row"})
+    assert (environment.verdict, environment.get_reward(), environment.next_state) == ("unusable_row", None, None)
+    assert run(environment, GOOD, TESTS).satisfied is True
 
 
 # --- forging --------------------------------------------------------------------------------------------------------

@@ -97,15 +97,35 @@ def test_the_directory_goes_with_the_environment(sandbox):
     assert not os.path.exists(place)
 
 
-@pytest.mark.parametrize("files", [{"../x": ""}, {"/etc/x": ""}, {"x": 5}, ["x"], {"": ""}])
-def test_files_outside_the_directory_are_refused(environment, files):
-    with pytest.raises(ValueError, match="`files`"):
-        environment.reset(files=files)
+BAD_ROWS = [
+    *({"files": files} for files in ({"../x": ""}, {"/etc/x": ""}, {"x": 5}, ["x"], {"": ""}, {"a": "", "a/b": ""})),
+    {"files": {"x" * 300: ""}},
+    *({"check": check} for check in (5, "a\0b", ":" * 40_000)),
+]
 
 
-def test_a_check_that_is_no_command_is_refused(environment):
-    with pytest.raises(ValueError, match="`check`"):
-        environment.reset(check=5)
+@pytest.mark.parametrize("row", BAD_ROWS, ids=lambda row: str(row)[:30])
+def test_a_row_that_cannot_be_used_counts_for_nothing(environment, row):
+    environment.run_command("echo omega > notes/a.txt")
+    assert environment.verdict == "not_checked"
+    assert environment.get_reward() == 1.0
+    with pytest.warns(
+        UserWarning, match=r"`ShellEnvironment` cannot use a row, .*(`files`|`check`|File name)"
+    ) as found:
+        environment.reset(**{"check": "true"} | row)
+    assert len(found) == 1
+    answer = environment.run_command("ls")
+    assert answer.startswith("This task cannot be used. Nothing was run. ")
+    assert (answer.satisfied, answer.info) == (None, {"verdict": "unusable_row"})
+    assert (environment.verdict, environment.get_reward(), environment.next_state) == ("unusable_row", None, None)
+    environment.reset(check="true")
+    assert (environment.get_reward(), environment.verdict) == (1.0, "solved")
+
+
+def test_verdicts(environment):
+    assert (environment.verdict, environment.get_reward(), environment.verdict) == ("not_checked", 0.0, "failed")
+    environment.reset()
+    assert environment.verdict == "no_check"
 
 
 @pytest.mark.parametrize("command", [None, 5, "", "  ", "a\0b", "x" * 100_000])

@@ -13,10 +13,13 @@ from typing import Any, Literal
 from ..errors import SandboxError
 from ..next_states.views import clip, terminal_view
 from ..types import NextState, ToolResult
+from .bad_rows import UNUSABLE, answer_for_row, warn_of_row
 from .sandbox import Limits, Sandbox, SandboxResult
 from .unit_tests.client import FLAGS, START
 
-Verdict = Literal["not_run", "solved", "failed", "not_loaded", "timeout", "ended_early", "no_code", "sandbox_failed"]
+Verdict = Literal[
+    "not_run", "solved", "failed", "not_loaded", "timeout", "ended_early", "no_code", "sandbox_failed", "unusable_row"
+]  # fmt: skip
 
 _MAX_CODE = 100_000
 _WISH_CHARS = 500
@@ -57,20 +60,21 @@ class CodeEnvironment:
         self._max_chars = max_chars
         self._tests = ""
         self._entry_point: str | None = None
+        self._problem = ""
         self._verdict: Verdict = "not_run"
         self._last: ToolResult | None = None
 
     def reset(self, **row: Any) -> None:
-        """Begin a rollout.
+        """Begin a rollout. With tests that cannot be used it is not scored, and a warning says why.
 
         Args:
             row: The row of the data set, of which `tests` and `entry_point` are read.
-
-        Raises:
-            ValueError: The row's tests cannot be used.
         """
-        self._tests, self._entry_point = check_tests(row.get("tests")), row.get("entry_point") or None
-        self._verdict, self._last = "not_run", None
+        self._verdict, self._last, self._problem = "not_run", None, ""
+        try:
+            self._tests, self._entry_point = check_tests(row.get("tests")), _entry_point(row)
+        except ValueError as error:
+            self._verdict, self._problem = UNUSABLE, warn_of_row(self, error)
 
     def run_tests(self, code: str) -> str:
         """Run the unit tests against your code and see which fail.
@@ -81,6 +85,8 @@ class CodeEnvironment:
         Returns:
             How many tests passed, the first failure, and what the code printed.
         """
+        if self._problem:
+            return answer_for_row(self._problem)
         self._verdict, self._last = self._run(code)
         return self._last
 
@@ -90,12 +96,14 @@ class CodeEnvironment:
         return self._verdict
 
     def get_reward(self) -> float | None:
-        """1.0 when the last run passed all tests, else 0.0; `None` when the sandbox failed, which is no score."""
-        return None if self._verdict == "sandbox_failed" else float(self._verdict == "solved")
+        """1.0 when the last run passed all tests, else 0.0; `None` without a fair one: a bad row, a failed sandbox."""
+        return None if self._verdict in ("sandbox_failed", UNUSABLE) else float(self._verdict == "solved")
 
     @property
-    def next_state(self) -> NextState:
-        """What is said of the rollout after its last turn."""
+    def next_state(self) -> NextState | None:
+        """What is said of the rollout after its last turn; `None` where the row cannot be used."""
+        if self._problem:
+            return None
         if self._last is None:
             info = {"wish": "Call `run_tests` with the whole code before you answer.", "verdict": "not_run"}
             return NextState("The tests were never run.", role="tool", satisfied=False, info=info)
@@ -146,8 +154,9 @@ def check_tests(tests: Any) -> str:
         raise ValueError(f"A row of `CodeEnvironment` needs `tests`, Python text, got {tests!r}.")
     try:
         tree = ast.parse(tests)
-    except SyntaxError as error:
-        raise ValueError(f"`tests` is no Python: {error}") from None
+        compile(tree, "tests.py", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"`tests` is no Python: {error or type(error).__name__}") from None
     for node in tree.body:
         name = getattr(node, "name", "")
         if isinstance(node, ast.AsyncFunctionDef | ast.ClassDef) and name.lower().startswith("test"):
@@ -157,6 +166,13 @@ def check_tests(tests: Any) -> str:
     if not any(isinstance(node, ast.Assert | ast.Raise) for node in ast.walk(tree)):
         raise ValueError("`tests` asserts nothing, so any code would pass.")
     return tests
+
+
+def _entry_point(row: Mapping[str, Any]) -> str | None:
+    name = row.get("entry_point") or None
+    if name is not None and not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(f"`entry_point` must be the name of what the code defines, got {name!r}.")
+    return name
 
 
 def _needs_arguments(node: ast.FunctionDef) -> bool:

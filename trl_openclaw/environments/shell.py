@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import SandboxError
 from ..next_states.views import clip, terminal_view
 from ..types import NextState, ToolResult
+from .bad_rows import UNUSABLE, answer_for_row, warn_of_row
 from .sandbox import Sandbox, SandboxResult
 from .scratch import Scratch, check_files
 
@@ -38,27 +39,23 @@ class ShellEnvironment:
         self._check: str | None = None
         self._checked: SandboxResult | None = None
         self._commands = 0
+        self._problem = ""
 
     def reset(self, **row: Any) -> None:
-        """Begin an episode with a fresh directory.
+        """Begin an episode with a fresh directory. One that cannot be made is not scored, and a warning says why.
 
         Args:
             row: The row of the data set, of which `files` and `check` are read. A file that is `None` is left out.
-
-        Raises:
-            ValueError: A path in `files` leaves the directory, or `check` is no text.
         """
-        files, check = row.get("files") or {}, row.get("check") or None
-        if isinstance(files, Mapping):  # data sets fill up what some rows lack
-            files = {name: text for name, text in files.items() if text is not None}
-        check_files(files)
-        if check is not None and not isinstance(check, str):
-            raise ValueError(f"`check` must be a shell command, got {check!r}.")
         self._close()
         self._scratch = Scratch()
         self._close = weakref.finalize(self, self._scratch.close)
-        self._scratch.write(files)
-        self._check, self._checked, self._commands = check, None, 0
+        self._check, self._checked, self._commands, self._problem = None, None, 0, ""
+        try:
+            self._scratch.write(_files(row))
+            self._check = _check(row)
+        except (ValueError, OSError) as error:
+            self._problem = warn_of_row(self, error)
 
     def run_command(self, command: str) -> str:
         """Run a shell command in your directory and see what it prints.
@@ -69,6 +66,8 @@ class ShellEnvironment:
         Returns:
             The exit code, stdout and stderr.
         """
+        if self._problem:
+            return answer_for_row(self._problem)
         problem = _problem_with(command)
         if problem:
             return ToolResult(problem, satisfied=None, info={"ended": "not_run", "wish": problem})
@@ -84,6 +83,15 @@ class ShellEnvironment:
         """1.0 when the row's `check` succeeds, else 0.0; `None` without one, or when the sandbox failed."""
         state = self.next_state
         return None if state is None or state.satisfied is None else float(state.satisfied)
+
+    @property
+    def verdict(self) -> str:
+        """What is known of the episode so far, in a word, for logs."""
+        if self._problem:
+            return UNUSABLE
+        if self._checked is None:
+            return "no_check" if self._check is None else "not_checked"
+        return "solved" if self._checked.ok else "failed"
 
     @property
     def next_state(self) -> NextState | None:
@@ -118,6 +126,23 @@ class ShellEnvironment:
         # What is too long was cut where it was read, so here nothing is: the two notes would contradict each other.
         view = terminal_view(run.stdout, run.stderr, run.exit_code, max_chars=len(run.stdout) + len(run.stderr))
         return "\n".join([*lines, view])
+
+
+def _files(row: Mapping[str, Any]) -> Mapping[str, str]:
+    files = row.get("files") or {}
+    if isinstance(files, Mapping):  # data sets fill up what some rows lack
+        files = {name: text for name, text in files.items() if text is not None}
+    check_files(files)
+    return files
+
+
+def _check(row: Mapping[str, Any]) -> str | None:
+    check = row.get("check") or None
+    if check is not None and (not isinstance(check, str) or "\0" in check):
+        raise ValueError(f"`check` must be a shell command, got {check!r}.")
+    if check is not None and len(check) > _MAX_COMMAND:
+        raise ValueError(f"`check` has {len(check)} characters, at most {_MAX_COMMAND} are allowed.")
+    return check
 
 
 def _problem_with(command: Any) -> str:
