@@ -123,7 +123,7 @@ def test_cpu_time(sandbox):
     assert python(sandbox, "while True: pass", limits=replace(sandbox.limits, cpu_seconds=1)).ended == "cpu"
 
 
-@pytest.mark.parametrize("code", ["bytearray(4 << 30)", "x = []\nwhile True: x.append(bytearray(1 << 22))"])
+@pytest.mark.parametrize("code", ["bytearray(4 << 30)", "x = []\nwhile True: x.append(bytes(1 << 22))"])
 def test_memory_of_one_process(sandbox, code):
     run = python(sandbox, code)
     assert (run.exit_code, run.ended) == (1, "exited")
