@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from test_suffixes import trainer_with
 from tiny import tiny_llama
 from trainer_harness import SETTINGS, always_replies, judge_that
+from trl.chat_template_utils import add_response_schema
 
 from trl_openclaw import NextState, OPDConfig, OPDTrainer
+from trl_openclaw._trl.parsing import call_pattern
 from trl_openclaw.trainer.turns import BatchTurns
-from trl_openclaw.trajectories import UNREAD_CALL, Span, next_state_of, sampled_spans, split_trajectory
+from trl_openclaw.trajectories import UNANSWERED_CALL, UNREAD_CALL, Span, next_state_of, sampled_spans, split_trajectory
 from trl_openclaw.types import ToolResult
 
 PROMPT = [{"role": "user", "content": "2?"}]
@@ -105,6 +107,10 @@ class TestSplit:
         assert state.satisfied is satisfied
         assert ("wish" in state.info) is (False in known)
 
+    @pytest.mark.parametrize("content", [[1, 2], ["a"], [None], 3, {"a": 1}])
+    def test_other_content_is_shown_as_text(self, content):
+        assert next_state_of([tool(content)]).text == str(content)
+
     def test_images_are_kept_as_parts(self):
         image = {"type": "image", "image": object()}
         state = next_state_of([tool([image]), tool("4")])
@@ -112,29 +118,65 @@ class TestSplit:
         assert state.text == "[double]\n[image]\n[double]\n4"
 
 
-class TestUnreadCalls:
-    @pytest.mark.parametrize(
-        "text", ['<tool_call>\n{"name": "double", "argu', ' {"name" : 3', "<function=double>", '[TOOL_CALLS][{"name"']
-    )
+TAG = re.compile("<tool_call>")
+
+
+class TestFailedCalls:
+    @pytest.mark.parametrize("text", ['<tool_call>\n{"name": "double", "argu', "I call <tool_call>"])
     def test_a_call_that_nobody_could_read_is_followed_by_that(self, text):
-        (turn,) = split_trajectory(PROMPT, [says(text)], calls_tools=True)
+        (turn,) = split_trajectory(PROMPT, [says(text)], calls_tools=True, call_pattern=TAG)
         assert turn.next_state.text == UNREAD_CALL
         assert turn.next_state.satisfied is False
         assert turn.next_state.info["wish"]
 
+    def test_a_call_that_nobody_answered_is_followed_by_that(self):
+        turns = split_trajectory(PROMPT, [calls(), tool("4"), calls()], calls_tools=True, truncated=True)
+        assert [turn.next_state.text for turn in turns] == ["4", UNANSWERED_CALL]
+        assert turns[1].next_state.satisfied is None
+
     @pytest.mark.parametrize(
         ("completion", "kwargs"),
         [
-            ([says("<tool_call>{")], {}),
-            ([says("Done.")], {"calls_tools": True}),
-            ([says("<tool_call>{")], {"calls_tools": True, "truncated": True}),
-            ([calls("<tool_call>")], {"calls_tools": True}),
-            ("<tool_call>{", {"calls_tools": False}),
+            ([says("<tool_call>{")], {"call_pattern": TAG}),
+            ([calls()], {}),
+            ([says("<tool_call>{")], {"calls_tools": True}),
+            ([says("Done.")], {"calls_tools": True, "call_pattern": TAG}),
+            ([says("<tool_call>{")], {"calls_tools": True, "call_pattern": TAG, "truncated": True}),
+            ("<tool_call>{", {"calls_tools": True, "call_pattern": TAG}),
         ],
     )
     def test_nothing_is_made_up_elsewhere(self, completion, kwargs):
         (turn,) = split_trajectory(PROMPT, completion, **kwargs)
         assert turn.next_state is None
+
+    @pytest.mark.parametrize(
+        ("template", "call", "no_call"),
+        [
+            ("qwen3", '<tool_call>\n{"na', '{"name": "Ada", "parameters": {}}'),
+            ("glm4moe", "<tool_call>doub", "tool_call"),
+            ("llama3_2", '{"name": "double", "parameters": {"x"', '{"name": "Ada", "age": 36}'),
+            ("gptoss", "to=functions.double<|chan", "functions"),
+            ("lfm2_2_5", "<|tool_call_start|>[dou", "[double(x=2)]"),
+        ],
+    )
+    def test_what_shows_that_a_call_was_meant(self, template, call, no_call):
+        tokenizer = add_response_schema(trainer_with(template).processing_class)
+        pattern = call_pattern(tokenizer)
+        assert pattern.search(call)
+        assert not pattern.search(no_call)
+
+    def test_a_tokenizer_that_does_not_tell(self):
+        assert call_pattern(SimpleNamespace()) is None
+
+
+class TestCuts:
+    def test_a_turn_that_a_tool_has_answered_was_not_cut(self):
+        (turn,) = split_trajectory(PROMPT, [calls(), tool("4")], truncated=True)
+        assert not turn.truncated
+
+    def test_one_that_a_user_answered_may_have_been(self):
+        (turn,) = split_trajectory(PROMPT, [says("It is f"), {"role": "user", "content": "?"}], truncated=True)
+        assert turn.truncated
 
 
 def double(x: int) -> int:

@@ -1,5 +1,6 @@
 import copy
 import pickle
+import threading
 
 import pytest
 
@@ -99,3 +100,19 @@ def test_a_tool_result_is_its_text_and_keeps_what_is_known(carry):
     result = carry(ToolResult("2 passed", satisfied=True, info={"passed": 2}))
     assert (result, result.satisfied, result.info) == ("2 passed", True, {"passed": 2})
     assert isinstance(result, str)
+
+
+def test_what_is_known_of_a_tool_result_is_checked_and_shared():
+    for satisfied in (1, "yes", [True]):
+        with pytest.raises(TypeError, match="satisfied"):
+            ToolResult("x", satisfied=satisfied)
+    with pytest.raises(TypeError, match="wish"):
+        ToolResult("x", info={"wish": 3})
+    lock = threading.Lock()  # cannot be copied
+    assert copy.deepcopy([ToolResult("x", info={"lock": lock})])[0].info["lock"] is lock
+
+
+@pytest.mark.parametrize("content", [[1], ["a"], [None], 3, {"a": 1}])
+def test_content_of_no_known_form_is_shown_as_it_is_written(content):
+    assert message_text({"content": content}) == str(content)
+    assert message_text({"content": [{"type": "text", "text": 5}, {"type": "image"}]}) == "5\n[image]"

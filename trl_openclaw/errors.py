@@ -43,3 +43,7 @@ class TeacherError(OpenClawError, ValueError):
 
 class SandboxError(OpenClawError):
     """A sandbox cannot be made as asked on this machine, or could not start or end its processes."""
+
+
+class ToolError(OpenClawError):
+    """A tool failed. The policy is answered with the text."""

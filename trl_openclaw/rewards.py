@@ -1,13 +1,14 @@
 """The judge's score as a plain TRL reward function, for stock `GRPOTrainer` with its group normalisation."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .feedback import FeedbackBatch, feedback_columns, feedback_metrics
 from .next_states.base import NextStateProvider
-from .trajectories import split_trajectory
+from .trajectories import TRAJECTORY_COLUMN, split_trajectory
 from .types import Feedback, Messages, Turn
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 JUDGE_REWARDS = ("majority", "mean")
-TRAJECTORY_COLUMN = "trajectory"
-"""Where a rollout function leaves the messages of a row, which TRL knows as one text."""
 
 
 class HindsightReward:
@@ -55,7 +54,9 @@ class HindsightReward:
     Attributes:
         last (`list[Feedback]`): The feedback of the latest call, turn by turn, row by row.
         places (`list[tuple[int, int]]`): The row and the step of each of these turns.
-        calls_tools (`bool`): Whether the policy has tools, so that a call nobody could read counts as one.
+        calls_tools (`bool`): Whether the policy has tools, so that a call nobody answered, or could read, counts as
+            one.
+        call_pattern (`re.Pattern`, *optional*): What shows that a text was meant to be a call.
         early (`float`): The share of that call's turns that had been started before it, as early ones; see
             [`open_batch`].
         seconds (`float`): How long that call took.
@@ -87,6 +88,7 @@ class HindsightReward:
         self.eos_token_ids = None if ids is None else frozenset(ids)
         self.judge_reward = judge_reward
         self.calls_tools = False
+        self.call_pattern: re.Pattern[str] | None = None
         self.last: list[Feedback] = []
         self.places: list[tuple[int, int]] = []
         self.early = 0.0
@@ -170,9 +172,13 @@ class HindsightReward:
         row: Mapping[str, Any],
     ) -> list[Turn]:
         """The turns of a row, as judge and provider see them. Most have one."""
-        trajectory = row.get(TRAJECTORY_COLUMN)
-        said = trajectory if isinstance(trajectory, list) and trajectory else completion
-        return split_trajectory(prompt, said, truncated=self._is_truncated(ids), calls_tools=self.calls_tools)
+        return split_trajectory(
+            prompt,
+            row.get(TRAJECTORY_COLUMN) or completion,
+            truncated=self._is_truncated(ids),
+            calls_tools=self.calls_tools,
+            call_pattern=self.call_pattern,
+        )
 
     def _new_batch(self) -> FeedbackBatch:
         return FeedbackBatch(self.next_state, self.judge, self.max_concurrency)

@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from .types import Message, Messages, NextState, Turn, message_text
 
-# What opens a tool call in the templates that TRL can parse. A call without a marker is a JSON object from the start.
-_MARKERS = ("<tool_call>", "<function=", "<|python_tag|>", "[TOOL_CALLS]", "<|tool_call_start|>")
-_CALL = re.compile("|".join([*map(re.escape, _MARKERS), r'^\s*\{\s*"name"\s*:']))
+TRAJECTORY_COLUMN = "_openclaw_trajectory"
+"""The column of a sampled row with its messages, where a rollout function led it and TRL knows them as one text."""
 
 UNREAD_CALL = "The tool call could not be read, so no tool was run."
 """What follows a turn whose tool call is malformed."""
+
+UNANSWERED_CALL = "The tool call was not answered: there was no room for an answer, or no further call was allowed."
+"""What follows a last turn with a tool call. Whether the call was right is not known."""
 
 _UNREAD_CALL_WISH = "Write the tool call exactly in the format that was asked for, as complete and valid JSON."
 
@@ -46,7 +48,12 @@ def sampled_spans(length: int, tool_mask: Sequence[int] | None = None) -> list[S
 
 
 def split_trajectory(
-    prompt: str | Messages, completion: str | Messages, *, truncated: bool = False, calls_tools: bool = False
+    prompt: str | Messages,
+    completion: str | Messages,
+    *,
+    truncated: bool = False,
+    calls_tools: bool = False,
+    call_pattern: re.Pattern[str] | None = None,
 ) -> list[Turn]:
     """The policy's turns in a completion, each with all that came before it and what followed it.
 
@@ -56,16 +63,17 @@ def split_trajectory(
     Args:
         prompt: What the completion answers.
         completion: Text, or messages. What stands before the first assistant message belongs to the prompt.
-        truncated: Whether the last turn was cut by the length limit.
-        calls_tools: Whether the policy has tools. A last turn whose call could not be parsed then has a next state that
-            says so.
+        truncated: Whether the completion's last token does not end it. A turn that a tool has answered was not cut.
+        calls_tools: Whether the policy has tools. A last turn whose call nobody answered, or could parse, then has a
+            next state that says so.
+        call_pattern: What shows that a text was meant to be a call.
 
     Returns:
         At least one turn.
     """
     if isinstance(completion, str) or all(message.get("role") == "assistant" for message in completion):
         turn = Turn(prompt, completion, truncated=truncated)
-        return [_with_unread_call(turn) if calls_tools else turn]
+        return [_with_failed_call(turn, call_pattern) if calls_tools else turn]
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     turns: list[Turn] = []
     for context, spoken, followed in _blocks(completion):
@@ -73,8 +81,9 @@ def split_trajectory(
         turns.append(Turn([*before, *context], spoken, state, step=len(turns)))
     if not turns:
         return [Turn(prompt, completion, truncated=truncated)]
-    last = replace(turns[-1], truncated=truncated)
-    return [*turns[:-1], _with_unread_call(last) if calls_tools else last]
+    answered = turns[-1].next_state is not None and turns[-1].next_state.role == "tool"
+    last = replace(turns[-1], truncated=truncated and not answered)
+    return [*turns[:-1], _with_failed_call(last, call_pattern) if calls_tools else last]
 
 
 def _blocks(messages: Messages) -> Iterator[tuple[list[Message], list[Message], list[Message]]]:
@@ -108,7 +117,7 @@ def next_state_of(messages: Sequence[Message]) -> NextState | None:
     satisfied = False if False in known else True if all(known) else None
     infos = [getattr(message.get("content"), "info", {}) for message in messages]
     info: dict[str, Any] = {name: value for found in infos for name, value in found.items()}
-    wishes = [str(found["wish"]) for found in infos if found.get("wish")]
+    wishes = [found["wish"] for found in infos if found.get("wish")]
     if wishes:
         info["wish"] = "\n".join(dict.fromkeys(wishes))
     if len(messages) == 1:
@@ -118,7 +127,9 @@ def next_state_of(messages: Sequence[Message]) -> NextState | None:
 
 def _content(message: Message) -> str | list[Mapping[str, Any]]:
     content = message.get("content")
-    return message_text(message) if content is None or isinstance(content, str) else list(content)
+    if isinstance(content, list) and all(isinstance(part, Mapping) and "type" in part for part in content):
+        return content
+    return message_text(message)
 
 
 def _joined(messages: Sequence[Message]) -> str | list[Mapping[str, Any]]:
@@ -133,10 +144,12 @@ def _joined(messages: Sequence[Message]) -> str | list[Mapping[str, Any]]:
     return parts
 
 
-def _with_unread_call(turn: Turn) -> Turn:
-    """The turn, with a next state where it meant to call a tool and no tool ran for it."""
-    called = not isinstance(turn.completion, str) and any(message.get("tool_calls") for message in turn.completion)
-    if turn.next_state is not None or turn.truncated or called or not _CALL.search(turn.reply):
+def _with_failed_call(turn: Turn, pattern: re.Pattern[str] | None) -> Turn:
+    """The turn, with a next state where it meant to call a tool and nothing came back."""
+    if turn.next_state is not None or isinstance(turn.completion, str):
         return turn
-    state = NextState(UNREAD_CALL, "tool", satisfied=False, info={"wish": _UNREAD_CALL_WISH})
-    return replace(turn, next_state=state)
+    if any(message.get("tool_calls") for message in turn.completion):
+        return replace(turn, next_state=NextState(UNANSWERED_CALL, "tool"))
+    if turn.truncated or pattern is None or not pattern.search(turn.reply):
+        return turn
+    return replace(turn, next_state=NextState(UNREAD_CALL, "tool", satisfied=False, info={"wish": _UNREAD_CALL_WISH}))

@@ -67,6 +67,9 @@ class ToolResult(str):
         text: What the policy reads.
         satisfied: Whether the call pleased (all tests passed, say), where the tool knows for sure.
         info: Anything else worth keeping, such as the `wish` that [`~trl_openclaw.judges.OutcomeJudge`] hints with.
+
+    Raises:
+        TypeError: When `satisfied` is something else than `True`, `False` or `None`, or the wish is no text.
     """
 
     satisfied: bool | None
@@ -74,9 +77,18 @@ class ToolResult(str):
 
     def __new__(cls, text: str, *, satisfied: bool | None = None, info: Mapping[str, Any] | None = None) -> Self:
         """Make one of `text`."""
+        known = dict(info or {})
+        if not isinstance(satisfied, bool | None):
+            raise TypeError(f"`satisfied` must be True, False or None, got {type(satisfied).__name__}.")
+        if not isinstance(known.get("wish", ""), str):
+            raise TypeError(f"`info['wish']` must be text, got {type(known['wish']).__name__}.")
         result = super().__new__(cls, valid_text(text))
-        result.satisfied, result.info = satisfied, dict(info or {})
+        result.satisfied, result.info = satisfied, known
         return result
+
+    def __deepcopy__(self, memo: dict) -> Self:
+        """Itself: nobody changes what is known, and some of it may not be copied."""
+        return self
 
     def __str__(self) -> str:
         """Itself: TRL makes messages of `str(result)`, which must not lose what is known."""
@@ -234,12 +246,22 @@ def valid_text(text: str) -> str:
 
 
 def message_text(message: Message) -> str:
-    """The text of a message's content: text parts joined by newlines; parts of other kinds are named in brackets."""
+    """The text of a message's content: text parts joined by newlines; parts of other kinds are named in brackets.
+
+    Content that is neither text nor parts, such as a list of numbers that a tool gave, is shown as Python writes it.
+    """
     content = message.get("content")
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    return "\n".join(
-        part.get("text") or "" if part.get("type") == "text" else f"[{part.get('type', 'part')}]" for part in content
-    )
+    if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
+        return valid_text(str(content))
+    return "\n".join(map(_part_text, content))
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    if part.get("type") != "text":
+        return f"[{part.get('type', 'part')}]"
+    text = part.get("text")
+    return "" if text is None else text if isinstance(text, str) else valid_text(str(text))

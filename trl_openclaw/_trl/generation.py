@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from ..trajectories import TRAJECTORY_COLUMN
 from .forward import replaced
 
 
@@ -137,7 +138,7 @@ def announced(trainer: Any, images: Any, multimodal_fields: Any) -> AbstractCont
     return watched_generate(model, trainer.eos_token_ids, trainer.on_completion)
 
 
-TRAJECTORY = "trajectory"
+_FIELD = "trajectory"
 """The field in which a rollout function hands over the messages of each row, from the first assistant message on."""
 
 
@@ -153,24 +154,41 @@ def with_trajectories(output: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     Raises:
         ValueError: When `trajectory` or `env_mask` do not go with the ids.
     """
-    ids, masks, found = output["completion_ids"], output.get("env_mask"), output.get(TRAJECTORY)
-    if masks is not None and [len(mask) for mask in masks] != [len(row) for row in ids]:
-        raise ValueError("`env_mask` of the rollout function must have one entry for each of `completion_ids`.")
+    ids, masks, found = output["completion_ids"], output.get("env_mask"), output.get(_FIELD)
+    if masks is not None and not _are_masks(masks, ids):
+        raise ValueError("`env_mask` of the rollout function must have a 0 or 1 for each of `completion_ids`.")
     if found is not None:
-        fits = isinstance(found, list) and len(found) == len(ids) and all(map(_is_conversation, found))
-        if not fits:
+        if not (isinstance(found, list | tuple) and len(found) == len(ids) and all(map(_is_conversation, found))):
             raise ValueError(
-                f"`{TRAJECTORY}` of the rollout function must be a list of messages (`role`, `content`) for each row, "
-                "from the first assistant message on."
+                f"`{_FIELD}` of the rollout function must be a list of messages (`role`, and `content` that is text or "
+                "parts) for each row, from the first assistant message on."
             )
-        return output
+        return output | {TRAJECTORY_COLUMN: [list(messages) for messages in found]}
     if masks is None or all(map(all, masks)):
         return output
-    return output | {TRAJECTORY: [_decoded(tokenizer, *row) for row in zip(ids, masks, strict=True)]}
+    return output | {TRAJECTORY_COLUMN: [_decoded(tokenizer, *row) for row in zip(ids, masks, strict=True)]}
+
+
+def _are_masks(masks: Any, ids: Sequence[Sequence[int]]) -> bool:
+    try:
+        lengths = [len(mask) for mask in masks]
+        return lengths == [len(row) for row in ids] and all(value in (0, 1) for mask in masks for value in mask)
+    except TypeError:
+        return False
 
 
 def _is_conversation(messages: Any) -> bool:
-    return isinstance(messages, list) and all(isinstance(message, dict) and "role" in message for message in messages)
+    return isinstance(messages, list | tuple) and all(
+        isinstance(message, dict) and "role" in message and _is_content(message.get("content")) for message in messages
+    )
+
+
+def _is_content(content: Any) -> bool:
+    return (
+        content is None
+        or isinstance(content, str)
+        or (isinstance(content, list) and all(isinstance(part, dict) for part in content))
+    )
 
 
 def _decoded(tokenizer: Any, ids: Sequence[int], mask: Sequence[int]) -> list[dict[str, str]]:

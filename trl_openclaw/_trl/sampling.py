@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate.utils import gather_object
-from trl.chat_template_utils import parse_response
 
 from ..types import Message
 from .forward import replaced
+from .parsing import parse_turn
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _as_messages(trainer: Any, contexts: Sequence[list[int]], ids: Sequence[list
     tokenizer = trainer.tokenizer
     if any(getattr(tokenizer, name, None) is not None for name in ("response_template", "response_schema")):
         return [
-            parse_response(tokenizer, row, prefix=context) if row else {"role": "assistant", "content": ""}
+            parse_turn(tokenizer, row, prefix=context) if row else {"role": "assistant", "content": ""}
             for row, context in zip(ids, contexts, strict=True)
         ]
     texts = trainer.processing_class.batch_decode(list(ids), skip_special_tokens=True) if ids else []

@@ -8,6 +8,7 @@ the package overrides the seams and never a private name, so a new TRL release m
 import asyncio
 import copy
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,15 +19,17 @@ import torch
 from accelerate.utils import gather_object
 from torch import nn
 from transformers import PreTrainedTokenizerBase
-from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from ..dropout import disable_functional_dropout
 from ..shared_prefix import PrefixSharing
+from ..trajectories import TRAJECTORY_COLUMN
 from .batches import exchange_window, keep_prompts_together
 from .forward import ObservedForward, has_virtual_tokens, replaced, shared_prefill
-from .generation import TRAJECTORY, Rollout, announced, with_trajectories
+from .generation import Rollout, announced, with_trajectories
 from .models import use_small_tiles
+from .parsing import as_logged, call_pattern
+from .tool_loop import ToolLoopTrainer
 
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
@@ -44,6 +47,9 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "_prepare_inputs": ("self", "generation_batch"),
     "_set_signature_columns_if_needed": ("self",),
     "_tokenize_prompts": ("self", "prompts"),
+    "_tool_call_loop": (
+        "self", "prompts", "prompt_ids", "completion_ids", "completions", "logprobs", "images", "multimodal_fields",
+    ),
 }  # fmt: skip
 """The private methods of `GRPOTrainer` that are overridden or called here, with their parameters in TRL 1.16."""
 
@@ -52,7 +58,7 @@ UNREWARDED_WARNING = "All reward functions returned None"
 """Part of TRL's warning about a row without any reward."""
 
 
-class SeamGRPOTrainer(GRPOTrainer):
+class SeamGRPOTrainer(ToolLoopTrainer):
     """`GRPOTrainer` with the seams that the methods of the first section are."""
 
     extra_columns: tuple[str, ...] = ()
@@ -167,6 +173,11 @@ class SeamGRPOTrainer(GRPOTrainer):
         return bool(self.tools)
 
     @property
+    def call_pattern(self) -> re.Pattern[str] | None:
+        """What shows that a text was meant to be a tool call; `None` if the tokenizer does not tell."""
+        return call_pattern(self.tokenizer)
+
+    @property
     def takes_several_turns(self) -> bool:
         """Whether a completion may hold several turns of the policy."""
         return self.has_tools or self.has_environment or self.rollout_func is not None
@@ -231,6 +242,15 @@ class SeamGRPOTrainer(GRPOTrainer):
         """
         found = gather_object(list(values))
         _extend(self._logs["extra"][name], found, replace)
+
+    def simplify_logged_completions(self, rows: int) -> None:
+        """Let the latest completions in the table be of one type, whatever tools were called and answered.
+
+        Args:
+            rows: Completions of all processes.
+        """
+        logged = self._logs["completion"]
+        _extend(logged, [as_logged(completion) for completion in list(logged)[-rows:]], replace=True)
 
     def replace_logged_advantages(self, values: torch.Tensor) -> None:
         """Replace the latest advantages in the completions table by all ranks' `values` `(world * B,)`."""
@@ -332,8 +352,8 @@ class SeamGRPOTrainer(GRPOTrainer):
                 output["completion_ids"], output["logprobs"] = self._fill_empty(
                     output["completion_ids"], output.get("logprobs")
                 )
-                if "env_mask" in output:
-                    output["env_mask"] = [mask or [1] for mask in map(list, output["env_mask"])]
+                if isinstance(output.get("env_mask"), list):
+                    output["env_mask"] = [mask if mask is None or len(mask) else [1] for mask in output["env_mask"]]
                 output = with_trajectories(output, self.tokenizer)
             return output
 
@@ -342,7 +362,7 @@ class SeamGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         ends = {*self.eos_token_ids, self.pad_token_id}
         masked = [self.mask_truncated_completions and ids[-1] not in ends for ids in completion_ids_list]
-        said = [row.get(TRAJECTORY, completion) for row, completion in zip(inputs, completions, strict=True)]
+        said = [row.get(TRAJECTORY_COLUMN) or completion for row, completion in zip(inputs, completions, strict=True)]
         # Copies, since reward functions and next states are free to edit what they are shown.
         shown = copy.deepcopy((prompts, said))
         rollout = Rollout(shown[0], self._sampled_from, shown[1], completion_ids_list, masked, self._tool_mask)

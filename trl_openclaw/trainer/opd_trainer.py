@@ -176,7 +176,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         )
         check_policy(self, needs_teacher=bool(self.opd_weight))
         self.feedback.eos_token_ids = frozenset([*self.eos_token_ids, self.pad_token_id])
-        self.feedback.calls_tools = self.has_tools
+        self.feedback.calls_tools, self.feedback.call_pattern = self.has_tools, self.call_pattern
         self.turns = BatchTurns((), 0)
         self._early = EarlyFeedback(self, self.feedback)
         self.announces_completions = self._early.possible
@@ -336,6 +336,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         if self.mode == "train":
             self._silence.observe(share)
         if self.takes_several_turns:
+            self.simplify_logged_completions(len(rewards_per_func))
             record_steps(self, batch, self.step_rewards(rewards_per_func))
         mean = advantages.nanmean(dim=1).nan_to_num(0.0)
         logged = self.rl_weight * mean if self.rl_weight else torch.full_like(mean, float("nan"))

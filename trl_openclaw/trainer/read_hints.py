@@ -19,6 +19,7 @@ from .hint_rows import (
     shortlist,
 )
 from .records import record_candidates
+from .turns import BatchTurn
 
 if TYPE_CHECKING:
     from .opd_trainer import OPDTrainer
@@ -40,13 +41,15 @@ class HintReader:
         """Whether the hints depend on what followed the replies of the batch, or on what was said about it."""
         return self.trainer.hint_source == "judge" or self.args.control == "raw_next_state"
 
-    def teachable(self, rollout: Rollout, max_length: int | None) -> list[int]:
-        """The rows of a batch that can be taught if there are hints, and no others."""
-        lengths = [len(ids) + len(more) for ids, more in zip(rollout.prompt_ids, rollout.completion_ids, strict=True)]
+    def teachable(self, rollout: Rollout, max_length: int | None) -> list[BatchTurn]:
+        """The turns of a batch that can be taught if there are hints, and no others."""
+        untaught = self._untaught(rollout)
         return [
-            place
-            for place, (length, drop) in enumerate(zip(lengths, self._untaught(rollout), strict=True))
-            if drop is None and (max_length is None or length <= max_length)
+            turn
+            for turn in self.trainer.turns.turns
+            if untaught[turn.row] is None
+            and turn.matched
+            and (max_length is None or len(rollout.prompt_ids[turn.row]) + turn.stop <= max_length)
         ]
 
     def __call__(

@@ -1,16 +1,20 @@
 """What the trainers log about the steps of trajectories. All are collectives."""
 
 import inspect
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
 
+from ..calls import exits_as_errors
 from .turns import turn_masks
 
 if TYPE_CHECKING:
     from .opd_trainer import OPDTrainer
+
+_WORD = re.compile(r"[\w-]{1,40}")
 
 LOGGED_STEPS = 16
 """Steps of a trajectory that have metrics of their own; later ones count in all others."""
@@ -27,7 +31,7 @@ def record_steps(trainer: "OPDTrainer", batch: dict[str, Any], rewards: torch.Te
     | `steps/<t>/judge_score` | turns t with a score | the judge's score |
     | `steps/<t>/reward` | turns t with a reward | outcome plus score, before any baseline |
     | `steps/<t>/hint_accepted` | turns t | 1 where the teacher has scored it |
-    | `environment/verdict/<word>` | rows | 1 where the environment's attribute `verdict` is that word |
+    | `environment/verdict/<word>` | rows | 1 where the environment's `verdict` is that word (or `failed`, `other`) |
 
     Args:
         trainer: The trainer.
@@ -75,9 +79,12 @@ def _record_verdicts(trainer: "OPDTrainer") -> None:
 
 
 def _verdict(environment: Any) -> str | None:
+    """The word; `None` of an environment that has none, `other` for what is no word."""
     if inspect.getattr_static(environment, "verdict", None) is None:
         return None
     try:
-        return str(environment.verdict)
-    except Exception as error:
-        return f"failed_{type(error).__name__}"
+        with exits_as_errors():
+            verdict = environment.verdict
+    except Exception:
+        return "failed"
+    return verdict if verdict is None or (isinstance(verdict, str) and _WORD.fullmatch(verdict)) else "other"

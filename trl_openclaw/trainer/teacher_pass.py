@@ -1,6 +1,6 @@
 """The teacher's pass over a generation batch: hint candidates in, what the teacher knows of each out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class ReferenceScores:
 
     Args:
         places: The rows of the batch that were scored.
-        scores (`(n, T)`): Their scores.
+        scores (`(n, T)`): Their scores, up to the end of the last turn that may be taught.
     """
 
     places: list[int]
@@ -153,23 +153,28 @@ class TeacherPass:
         """
         fitting = [[one for one in found if one.context_ids is not None] for found in candidates]
         rows, places = _teacher_rows(rollout, turns, fitting)
-        owners = sorted({turn.row for turn, found in zip(turns, fitting, strict=True) if found})
+        ends = last_ends([turn for turn, found in zip(turns, fitting, strict=True) if found])
         wanted: dict[str, Any] = {"topk": self.trainer.args.topk} if self.uses_student else {}
         if self.reference is self.teacher and not self.trl_reference:
-            scores = self._score(self.teacher, [*rows, *_plain_rows(rollout, owners)], **wanted)
-            reference = ReferenceScores(owners, _part(scores, slice(len(rows), None)))
+            scores = self._score(self.teacher, [*rows, *_plain_rows(rollout, ends)], **wanted)
+            reference = ReferenceScores(list(ends), _part(scores, slice(len(rows), None)))
             scores = _part(scores, slice(len(rows)))
         else:
             scores = self._score(self.teacher, rows, **wanted)
             if reference is None and self.has_reference_apart:
-                reference = self.ask_reference(rollout, owners)
+                reference = self.ask_reference(rollout, ends)
         return Answers(fitting, [_dropped(found) for found in candidates], places, scores, reference)
 
     @torch.no_grad()
-    def ask_reference(self, rollout: Rollout, places: list[int]) -> ReferenceScores:
-        """Have the reference score some rows of a batch, under the prompts they were sampled from. A collective."""
+    def ask_reference(self, rollout: Rollout, ends: Mapping[int, int]) -> ReferenceScores:
+        """Have the reference score some rows of a batch, under the prompts they were sampled from. A collective.
+
+        Args:
+            rollout: What was sampled.
+            ends: The rows, and how many tokens of each completion.
+        """
         assert self.reference is not None, "asked for where there is one"
-        return ReferenceScores(places, self._score(self.reference, _plain_rows(rollout, places)))
+        return ReferenceScores(list(ends), self._score(self.reference, _plain_rows(rollout, ends)))
 
     @torch.no_grad()
     def __call__(self, answers: Answers, batch: dict[str, Any]) -> Lesson:
@@ -215,9 +220,14 @@ class TeacherPass:
         return ask_teacher(teacher, rows, self.trainer.accelerator, **wanted, **states)
 
 
-def _plain_rows(rollout: Rollout, places: Sequence[int]) -> list[TeacherRow]:
-    """Rows of a batch, as they were sampled."""
-    return [TeacherRow(rollout.prompt_ids[i], rollout.completion_ids[i]) for i in places]
+def last_ends(turns: Sequence[BatchTurn]) -> dict[int, int]:
+    """For each row of some turns, where the last of them ends."""
+    return {turn.row: turn.stop for turn in sorted(turns, key=lambda turn: (turn.row, turn.stop))}
+
+
+def _plain_rows(rollout: Rollout, ends: Mapping[int, int]) -> list[TeacherRow]:
+    """Rows of a batch, as they were sampled, up to the token where each ends."""
+    return [TeacherRow(rollout.prompt_ids[i], rollout.completion_ids[i][:end]) for i, end in ends.items()]
 
 
 def _teacher_rows(

@@ -20,7 +20,7 @@ from ..lm_head import LMHead, TokenStates
 from .comparison import Comparison, Heads, OldPolicy, Student
 from .read_hints import HintReader
 from .records import ChoiceRecord, record_lesson
-from .teacher_pass import Answers, ReferenceScores, TeacherPass
+from .teacher_pass import Answers, ReferenceScores, TeacherPass, last_ends
 
 if TYPE_CHECKING:
     from .opd_trainer import OPDTrainer
@@ -67,8 +67,8 @@ class Teaching:
             if not self.reader.needs_feedback:
                 self._answers = self._ask(inputs, rollout)
             elif self.lessons.has_reference_apart:
-                places = self.reader.teachable(rollout, self.lessons.max_length)
-                self._reference = self.lessons.ask_reference(rollout, places)
+                ends = last_ends(self.reader.teachable(rollout, self.lessons.max_length))
+                self._reference = self.lessons.ask_reference(rollout, ends)
 
     def teach(self, inputs: list[dict[str, Any]], batch: dict[str, Any], rollout: Rollout) -> None:
         """Put into a generation batch what the teacher knows of it, and compare it unless that has to wait."""
