@@ -55,7 +55,7 @@ model: $(STAMPS)/demo
 
 test: $(STAMPS)/test
 	$(BIN)/python recipes/demo/smollm2.py
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
 
 # Two processes over gloo, under each engine. What is quick of it `make test` runs, too.
 test-distributed: $(STAMPS)/test
