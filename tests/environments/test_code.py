@@ -257,7 +257,7 @@ def test_errors():
         assert False, kind
 """
     result = run(environment, RICH, tests)
-    assert result == "All 8 tests passed.", result
+    assert result == "All 9 tests passed.", result
 
 
 def test_what_cannot_be_passed_is_said(environment):
@@ -414,3 +414,31 @@ def test_a_row_is_read_by_trl_as_it_is():
 
     schema = get_json_schema(CodeEnvironment(Sandbox(Limits())).run_tests)
     assert json.loads(json.dumps(schema))["function"]["parameters"]["required"] == ["code"]
+
+
+ZERO = "def f(x): return 0\n"
+
+
+@pytest.mark.parametrize(
+    ("tests", "passed", "total"),
+    [
+        ("assert f(0) == 0\nfor i in range(5):\n    assert f(i) == i * i\n", 1, 2),
+        ("def check(g):\n    assert g(2) == 4\nassert f(0) == 0\ncheck(f)\n", 1, 2),
+        ("assert f(0) == 0\nif True:\n    assert f(2) == 4\nassert f(0) == 0\n", 2, 3),
+        ("assert f(0) == 0\nexpected = f(1) + undefined\n", 1, 1),
+    ],
+    ids=["a loop", "a function that is called", "a condition, and what comes after it", "set-up"],
+)
+def test_assertions_anywhere_in_the_file_count(environment, tests, passed, total):
+    result = run(environment, ZERO, tests)
+    assert result.satisfied is False
+    assert environment.verdict == "failed"
+    assert environment.get_reward() == 0.0
+    assert (result.info["passed"], result.info["total"]) == (passed, total)
+    assert result.info["wish"]
+    assert not headline(result).startswith(("All", "The test passed"))
+
+
+def test_they_pass_for_code_that_is_right(environment):
+    tests = "def check(g):\n    assert g(2) == 4\nfor i in range(5):\n    assert f(i) == i * i\ncheck(f)\n"
+    assert run(environment, "def f(x): return x * x\n", tests) == "All 2 tests passed."

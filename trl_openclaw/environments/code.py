@@ -232,9 +232,9 @@ def _headline(report: Mapping[str, Any], seconds: float) -> tuple[Verdict, str]:
         return "ended_early", " ".join(
             filter(None, ["The run of the tests ended early.", why, counted if total else ""])
         )
-    if passed == total:
+    if passed == total and not report["first"]:
         return "solved", f"All {total} tests passed." if total > 1 else "The test passed."
-    return "failed", counted
+    return "failed", counted if passed < total else "What the tests need failed after the code had run."
 
 
 def _failure_lines(first: Mapping[str, Any]) -> list[str]:

@@ -53,6 +53,11 @@ def has_call(node: ast.AST) -> bool:
     return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
 
 
+def has_assertion(node: ast.AST) -> bool:
+    """Whether something in a statement may fail a test."""
+    return any(isinstance(inner, ast.Assert | ast.Raise) for inner in ast.walk(node))
+
+
 def bound_names(body: list[ast.stmt]) -> set[str]:
     """The names that these statements bind, those inside of their functions and classes aside."""
     found, nodes = set(), list[ast.AST](body)
@@ -70,10 +75,11 @@ def bound_names(body: list[ast.stmt]) -> set[str]:
 
 
 class Tests:
-    """The tests of a file: its plain assertions and its functions `test_*`, each one test.
+    """The tests of a file, each counted for itself: its functions `test_*`, and its statements that assert something.
 
-    A file with neither, such as one that calls its own `check`, is one test. Where `entry_point` is given and the file
-    has a function `check` that it does not call itself, that is called with the entry point.
+    A statement asserts if there is an assertion in it, as in a loop, or if it calls a function of the file that has
+    one. A file with neither is one test. Where `entry_point` is given and the file has a function `check` that it does
+    not call itself, that is called with the entry point.
     """
 
     def __init__(self, source: str, entry_point: str | None):
@@ -85,7 +91,8 @@ class Tests:
         checks = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in body)
         called = any(isinstance(n, ast.Expr) and has_call(n) and ast.unparse(n).startswith("check(") for n in body)
         self.check = entry_point if checks and not called else None
-        count = sum(isinstance(node, ast.Assert) for node in body) + len(self.functions) + bool(self.check)
+        self.asserting = {n.name for n in body if isinstance(n, ast.FunctionDef) and has_assertion(n)}
+        count = sum(bool(self._name(node)) for node in body) + len(self.functions) + bool(self.check)
         self.whole = not count
         self.total = count or 1
 
@@ -114,13 +121,23 @@ class Tests:
             test("the tests", partial(self._execute, self.tree.body, space))
             return
         for node in self.tree.body:
-            name = ast.unparse(node.test)[:MAX_REPR] if isinstance(node, ast.Assert) else ""
+            name = self._name(node)
             if not test(name, partial(self._execute, [node], space)) and not name:
                 return  # what the tests need is not there
         for function in self.functions:
             test(function.name, space[function.name])
         if self.check:
             test("check", partial(space["check"], space[self.check]))
+
+    def _name(self, node: ast.stmt) -> str:
+        """What a statement is called as a test; nothing for one that only sets up what tests need."""
+        if isinstance(node, ast.Assert):
+            return ast.unparse(node.test)[:MAX_REPR]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return ""
+        called = {n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+        asserts = has_assertion(node) or called & self.asserting
+        return ast.unparse(node).partition("\n")[0][:MAX_REPR] if asserts else ""
 
     @staticmethod
     def _execute(nodes: list[ast.stmt], space: dict[str, Any]) -> None:
