@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .types import Message, Messages, NextState, Turn, message_text
+from .types import Message, Messages, NextState, Turn, is_parts, message_text
 
 TRAJECTORY_COLUMN = "_openclaw_trajectory"
 """The column of a sampled row with its messages, where a rollout function led it and TRL knows them as one text."""
@@ -127,9 +127,7 @@ def next_state_of(messages: Sequence[Message]) -> NextState | None:
 
 def _content(message: Message) -> str | list[Mapping[str, Any]]:
     content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, Mapping) and "type" in part for part in content):
-        return content
-    return message_text(message)
+    return content if isinstance(content, list) and is_parts(content) else message_text(message)
 
 
 def _joined(messages: Sequence[Message]) -> str | list[Mapping[str, Any]]:

@@ -53,7 +53,15 @@ class NextState:
 
     @property
     def text(self) -> str:
-        """The text of `content`, parts joined by newlines."""
+        """The text of `content`, parts joined by newlines.
+
+        Raises:
+            TypeError: When the content is neither text nor parts, so that nobody knows what it says.
+        """
+        if not isinstance(self.content, str) and not is_parts(self.content):
+            raise TypeError(
+                f"The content of a next state must be text or a list of parts, got {str(self.content)[:80]}."
+            )
         return message_text({"content": self.content})
 
 
@@ -243,6 +251,16 @@ class Feedback:
 def valid_text(text: str) -> str:
     """Text that can be encoded: half an emoji, which a cut answer may end in, becomes a question mark."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def is_parts(content: Any) -> bool:
+    """Whether content is a list of parts, each with its type, whose texts are text."""
+    return isinstance(content, list | tuple) and all(
+        isinstance(part, Mapping)
+        and "type" in part
+        and (part["type"] != "text" or isinstance(part.get("text"), str | None))
+        for part in content
+    )
 
 
 def message_text(message: Message) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -349,3 +350,17 @@ def test_a_capture_keeps_head_and_tail(max_chars):
         assert head + tail == (
             text if not cut else text[: max_chars - max_chars // 2] + text[len(text) - max_chars // 2 :]
         )
+
+
+def test_a_process_with_many_open_files_can_run_programs(sandbox):
+    """`select` takes no descriptor beyond 1,023, and a trainer may have more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else 4096, hard))
+    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        result = sandbox.run([sandbox.python, "-c", "print('here')"])
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (result.ended, result.stdout) == ("exited", "here\n")

@@ -153,13 +153,13 @@ class TestFailures:
             (Reply(choices=False), "error"),
             (Reply(None), "error"),
             (Reply(drop=True), "unreachable"),
-            (Reply("late", delay=2.0), "timeout"),
+            (Reply("late", delay=4.0), "timeout"),
         ],
     )
     @pytest.mark.parametrize("question", ["combined", "separate"])
     def test_kinds(self, chat_server, script, kind, question):
         chat_server.script = script
-        verdict = judge(chat_server, question=question, timeout=0.4, max_retries=0)
+        verdict = judge(chat_server, question=question, timeout=2.0, max_retries=0)
         assert (verdict.score, verdict.outcome, verdict.failed) == (None, "failed", True)
         assert failures(verdict) == [(kind, kind)] * 3
 

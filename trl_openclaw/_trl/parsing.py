@@ -8,7 +8,7 @@ from typing import Any
 
 from trl.chat_template_utils import parse_response
 
-from ..types import Message, ToolResult, message_text, valid_text
+from ..types import Message, ToolResult, is_parts, message_text, valid_text
 
 MAX_DEPTH = 50
 """Arguments of a tool call may nest this deep; what nests deeper is no call."""
@@ -69,7 +69,7 @@ def as_answer(result: Any, *, shows_images: bool) -> str | list[Any]:
     """
     if isinstance(result, ToolResult):
         return result if _can_be_sent(result.info) else ToolResult(str.__str__(result), satisfied=result.satisfied)
-    if not isinstance(result, list) or not all(isinstance(part, Mapping) and "type" in part for part in result):
+    if not isinstance(result, list) or not is_parts(result):
         return valid_text(str(result))
     if not shows_images and any(part["type"] != "text" for part in result):
         return message_text({"content": result})

@@ -204,7 +204,7 @@ def _watch(task: dict[str, Any], first: int, reader: int) -> tuple[str, bytes]:
     deadline = time.monotonic() + limits["seconds"]
     while True:
         left = deadline - time.monotonic()
-        ready = select.select([reader, task["channel"]], [], [], max(0.0, min(_WATCH_SECONDS, left)))[0]
+        ready = _readable([reader, task["channel"]], max(0.0, min(_WATCH_SECONDS, left)))
         if reader in ready:
             piece = os.read(reader, 65536)
             said += piece
@@ -220,6 +220,14 @@ def _watch(task: dict[str, Any], first: int, reader: int) -> tuple[str, bytes]:
             return "memory", said
         if disk_is_full(task["directory"], tree, limits):
             return "disk", said
+
+
+def _readable(descriptors: list[int], seconds: float) -> list[int]:
+    """Which of some descriptors can be read, or were closed; `select` takes no numbers beyond 1,023."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(seconds * 1000)]
 
 
 def _end_tree(first: int, user: int | None, own_numbers: bool) -> None:
