@@ -6,8 +6,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "distributed" / "two_ranks.py"
@@ -33,9 +35,28 @@ def launch_all(
     """
     folder.mkdir(exist_ok=True)
     run_script(SCRIPT, [str(folder), *scenarios], folder, processes, engine, machines)
+    return list(zip(*found_in(folder, processes), strict=True))
+
+
+def launch_script(name: str, folder: Path, *arguments: str) -> list[Any]:
+    """What two processes found that ran a script beside `two_ranks.py`, given a folder to write to and more."""
+    status = run_script(SCRIPT.with_name(name), [str(folder), *arguments], folder, 2, None)
+    assert status == 0, (folder / "stderr0").read_text()[-3000:]
+    return found_in(folder, 2)
+
+
+def take_leave() -> None:
+    """Called by a process at its end: else threads that talk to the others may abort an interpreter that ends."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def found_in(folder: Path, processes: int) -> list[Any]:
+    """What each process has written."""
     found = [folder / f"rank{rank}.json" for rank in range(processes)]
     assert all(path.exists() for path in found), (folder / "stderr0").read_text()[-3000:]
-    return list(zip(*(json.loads(path.read_text()) for path in found), strict=True))
+    return [json.loads(path.read_text()) for path in found]
 
 
 def run_script(

@@ -4,9 +4,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from stub_chat_server import Reply, Script, StubChatServer
 from tiny import tiny_tokenizer
+
+from trl_openclaw import ServerTeacher
+from trl_openclaw.errors import TeacherError
 
 
 def tokens_alone(ids: Sequence[int]) -> torch.Tensor:
@@ -105,3 +109,15 @@ class StubTeacherServer(StubChatServer):
             named = [token, *(logps[at].topk(k).indices.tolist() if k else ())]
             found.append({str(i): {"logprob": logps[at, i].item(), "rank": 1, "decoded_token": "?"} for i in named})
         return found
+
+
+def teacher_of(server: StubTeacherServer, **kwargs) -> ServerTeacher:
+    """A teacher on the stub, which tries once more."""
+    return ServerTeacher(kwargs.pop("model", "stub-model"), server.base_url, **{"max_retries": 1, **kwargs})
+
+
+def problem(call, *args, **kwargs) -> str:
+    """What a call says when the teacher cannot be used."""
+    with pytest.raises(TeacherError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)

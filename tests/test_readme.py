@@ -89,9 +89,9 @@ def _beginning(code: str) -> str:
 
 
 def placeholders(text: str) -> list[str]:
-    """What looks like a figure that was to be filled in: `NAME_IN_CAPITALS` outside code."""
-    prose = re.sub(r"`[^`]+`", "", without_blocks(text))
-    return [name for name in re.findall(r"\b[A-Z]+_[A-Z_]+\b", prose) if name not in ENVIRONMENT]
+    """What looks like a figure that was to be filled in: `NAME_IN_CAPITALS`, or a long word, outside code and links."""
+    prose = re.sub(r"`[^`]+`|\[[^\]]*\]\([^)]*\)", "", without_blocks(text))
+    return [name for name in re.findall(r"\b(?:[A-Z]+_[A-Z_]+|[A-Z]{8,}|TODO|TBD)\b", prose) if name not in ENVIRONMENT]
 
 
 def without_blocks(text: str) -> str:
@@ -184,14 +184,14 @@ def test_how_running_text_is_read():
 Set OPENAI_API_KEY, then `make demo`, `make model` or `trl-openclaw
 combine`; `accelerate launch recipes/combine.py --config ...`, `trl-openclaw comb ...`, `pip` and `pip install x`.
 
-MEASURED_DEMO, not `MEASURED_CODE`
+MEASURED_DEMO, not `MEASURED_CODE`; it takes TESTTIME, see [CONTRIBUTING](CONTRIBUTING.md)
 
 ```bash
 make nothing  # IN_A_BLOCK
 ```
 """
     assert unknown_inline_commands(text) == ["make model", "trl-openclaw comb ...", "pip install x"]
-    assert placeholders(text) == ["MEASURED_DEMO"]
+    assert placeholders(text) == ["MEASURED_DEMO", "TESTTIME"]
 
 
 def test_how_commands_are_read():

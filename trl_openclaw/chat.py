@@ -7,10 +7,10 @@ this process. Both answer with the final text only (no thinking) or raise `ChatE
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from .errors import ChatError, JudgeUnavailableError
-from .server_client import ServerClient, failure_kind, say
+from .server_client import ConnectionOptions, ServerClient, failure_kind, say
 from .types import Messages
 
 if TYPE_CHECKING:
@@ -93,26 +93,17 @@ async def complete_with_room(ask: Callable[[int], Awaitable[Draft]], max_tokens:
 
 
 class ChatClient(ServerClient):
-    """Chat over an OpenAI-compatible server, through the official `openai` client.
-
-    Usable from several event loops at once. Timeouts, dropped connections and statuses 408, 409, 429 and 5xx are tried
-    again with growing pauses.
+    """Chat over an OpenAI-compatible server.
 
     Args:
         model (`str`):
             Name of the model as the server lists it.
         base_url (`str`):
             Address of the API, `/v1` included.
-        api_key (`str`, *optional*):
-            Key. Defaults to the environment's `OPENAI_API_KEY`, else to a placeholder, for servers that need none.
-        timeout (`float`, *optional*, defaults to `60.0`):
-            Seconds to wait for a single try.
-        max_retries (`int`, *optional*, defaults to `2`):
-            Further tries after a failure that may pass.
-        max_concurrency (`int`, *optional*, defaults to `64`):
-            Requests in flight at once, per event loop.
         extra_body (`Mapping[str, Any]`, *optional*):
             More fields for each request, such as `{"chat_template_kwargs": {"enable_thinking": False}}`.
+        **connection:
+            `api_key`, `timeout`, `max_retries` and `max_concurrency`; see [`~trl_openclaw.server_client.ServerClient`].
     """
 
     server = "The chat server"
@@ -123,20 +114,10 @@ class ChatClient(ServerClient):
         model: str,
         base_url: str,
         *,
-        api_key: str | None = None,
-        timeout: float = 60.0,
-        max_retries: int = 2,
-        max_concurrency: int = 64,
         extra_body: Mapping[str, Any] | None = None,
+        **connection: Unpack[ConnectionOptions],
     ):
-        super().__init__(
-            model,
-            base_url,
-            api_key=api_key,
-            timeout=timeout,
-            max_retries=max_retries,
-            max_concurrency=max_concurrency,
-        )
+        super().__init__(model, base_url, **connection)
         self.extra_body = dict(extra_body or {})
         self._limit_field = "max_tokens"
 

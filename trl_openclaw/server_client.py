@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
 from .errors import OpenClawError
 
@@ -33,6 +33,15 @@ class Session:
     slots: asyncio.Semaphore
 
 
+class ConnectionOptions(TypedDict, total=False):
+    """The arguments that clients pass on to [`ServerClient`]."""
+
+    api_key: str | None
+    timeout: float
+    max_retries: int
+    max_concurrency: int
+
+
 class ServerClient:
     """Connections to a server, through the official `openai` client.
 
@@ -40,12 +49,18 @@ class ServerClient:
     again with growing pauses.
 
     Args:
-        model: Name of the model as the server lists it.
-        base_url: Address of the API, `/v1` included.
-        api_key: Key. Defaults to the environment's `OPENAI_API_KEY`, else to a placeholder, for servers that need none.
-        timeout: Seconds to wait for a single try.
-        max_retries: Further tries after a failure that may pass.
-        max_concurrency: Requests in flight at once, per event loop.
+        model (`str`):
+            Name of the model as the server lists it.
+        base_url (`str`):
+            Address of the API, `/v1` included.
+        api_key (`str`, *optional*):
+            Key. Defaults to the environment's `OPENAI_API_KEY`, else to a placeholder, for servers that need none.
+        timeout (`float`, *optional*, defaults to `60.0`):
+            Seconds to wait for a single try.
+        max_retries (`int`, *optional*, defaults to `2`):
+            Further tries after a failure that may pass.
+        max_concurrency (`int`, *optional*, defaults to `64`):
+            Requests in flight at once, per event loop.
     """
 
     server: ClassVar[str] = "The server"
@@ -59,10 +74,10 @@ class ServerClient:
         model: str,
         base_url: str,
         *,
-        api_key: str | None,
-        timeout: float,
-        max_retries: int,
-        max_concurrency: int,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        max_retries: int = 2,
+        max_concurrency: int = 64,
     ):
         if not model:
             raise ValueError("`model` is empty: give the name under which the server lists the model.")

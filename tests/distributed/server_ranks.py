@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import torch
+from launch_ranks import take_leave
 from trainer_harness import make_trainer
 
 from trl_openclaw import ServerTeacher
@@ -32,6 +32,4 @@ def main(folder: str, base_url: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    if torch.distributed.is_initialized():  # else its threads may abort an interpreter that ends
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
+    take_leave()

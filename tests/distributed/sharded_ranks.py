@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import torch.distributed
 from accelerate import Accelerator
+from launch_ranks import take_leave
 from model_zoo import tokens_counted
 from tiny import tiny_llama
 from torch import nn
@@ -85,7 +86,7 @@ def main(folder: str) -> None:
         "score_passes": passes,
     }
     Path(folder, f"rank{accelerator.process_index}.json").write_text(json.dumps(result))
-    torch.distributed.destroy_process_group()
+    take_leave()
 
 
 if __name__ == "__main__":

@@ -1,31 +1,13 @@
 """Prefix sharing where PyTorch shards the weights (FSDP2). accelerate does so on accelerators only, so without it."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-SCRIPT = Path(__file__).with_name("sharded_ranks.py")
-ROOT = Path(__file__).parents[2]
+from launch_ranks import launch_script
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
     """What both processes found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", SCRIPT, folder],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return launch_script("sharded_ranks.py", tmp_path_factory.mktemp("ranks"))
 
 
 def test_one_rank_shares_prompts_and_the_other_cannot(ranks):

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from agent_harness import CALL, agent_trainer
+from launch_ranks import take_leave
 from trl import GRPOTrainer
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -37,3 +38,4 @@ def main(folder: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     main(*sys.argv[1:])
+    take_leave()

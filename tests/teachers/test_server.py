@@ -5,11 +5,11 @@ import time
 import pytest
 import torch
 from stub_chat_server import Reply
-from stub_teacher_server import StubTeacherServer, by_model
+from stub_teacher_server import StubTeacherServer, by_model, problem, teacher_of
 from tiny import tiny_llama, tiny_tokenizer
 
 from trl_openclaw import ServerTeacher
-from trl_openclaw.errors import TeacherError, VocabularyMismatchError
+from trl_openclaw.errors import VocabularyMismatchError
 from trl_openclaw.scoring import TeacherRow
 from trl_openclaw.teachers import problem_with_scores
 from trl_openclaw.teachers.prompt_logprobs import groups_of
@@ -22,16 +22,6 @@ def server():
     """A running stub of a server; its attributes say how it behaves."""
     with StubTeacherServer() as stub:
         yield stub
-
-
-def teacher_of(server: StubTeacherServer, **kwargs) -> ServerTeacher:
-    return ServerTeacher(kwargs.pop("model", "stub-model"), server.base_url, **{"max_retries": 1, **kwargs})
-
-
-def problem(call, *args, **kwargs) -> str:
-    with pytest.raises(TeacherError) as caught:
-        call(*args, **kwargs)
-    return str(caught.value)
 
 
 class TestScores:

@@ -46,26 +46,23 @@ def echo(x: str) -> str:
     return x
 
 
+CALLS = [
+    tool_call('{"x": 2}', '"\\ud800"'), tool_call('{"\\ud800": 2}'), tool_call('{"x": "\\ud83d"}'), DEEP,
+    tool_call("[1, 2]"), tool_call('{"x": 2}', "3"), tool_call('{"x": 2}', "null"), tool_call("null"),
+    tool_call('{"x": 1}', '"nobody"'), tool_call('{"x": "a", "y": 1}'), tool_call('"x"'), tool_call('{"x":'),
+    '<tool_call>\n{"name": "double"}\n</tool_call><|im_end|>', "<tool_call>\n[]\n</tool_call><|im_end|>",
+    "<tool_call>\n" + json.dumps([{"name": "double"}]) + "\n</tool_call><|im_end|>",
+    "<tool_call>\n3\n</tool_call><|im_end|>", "<tool_call></tool_call><|im_end|>", "<tool_call><|im_end|>",
+]  # fmt: skip
+NO_CALLS = ["", "<|im_end|>", "cut in the", "<think>\nhm\n</think>\n\n<|im_end|>"]
+
+
 class TestWhatIsSampled:
-    @pytest.mark.parametrize("text", [
-        tool_call('{"x": 2}', '"\\ud800"'), tool_call('{"\\ud800": 2}'), tool_call('{"x": "\\ud83d"}'), DEEP,
-        tool_call("[1, 2]"), tool_call('{"x": 2}', "3"), tool_call('{"x": 2}', "null"), tool_call("null"),
-        "<tool_call>\n" + json.dumps([{"name": "double"}]) + "\n</tool_call><|im_end|>",
-        "<tool_call>\n3\n</tool_call><|im_end|>", "<tool_call></tool_call><|im_end|>",
-    ])  # fmt: skip
+    @pytest.mark.parametrize("text", [*CALLS, *NO_CALLS])
     @pytest.mark.parametrize("log", [False, True])
-    def test_any_call_in_any_turn(self, tmp_path, text, log):
-        trainer = agent_trainer(tmp_path, CombineTrainer, [], config={"log_completions": log})
-        steps = iter([[text, CALL, text, CALL], [text], [DONE]])
-
-        def sample(prompt_ids, *args, **kwargs):
-            texts = next(steps, [DONE])
-            ids = [trainer.tokenizer(row)["input_ids"] for row in (texts * 4)[: len(prompt_ids)]]
-            if trainer.empty_rows is None:
-                ids, _ = trainer._fill_empty(ids, None)
-            return ids, None
-
-        trainer._generate_single_turn = sample
+    def test_anything_in_any_turn(self, tmp_path, text, log):
+        texts = [[text, CALL, text, CALL], text, DONE, DONE]
+        trainer = agent_trainer(tmp_path, CombineTrainer, texts, config={"log_completions": log})
         before = snapshot(trainer.model)
         trainer.train()
         assert all(moved(trainer.model, before).values())

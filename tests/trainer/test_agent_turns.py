@@ -527,34 +527,7 @@ class TestRollouts:
             self.judged(tmp_path, **fields)
 
 
-class TestBadTurns:
-    @pytest.mark.parametrize("text", [
-        '<tool_call>\n{"name": "double", "arguments": {"x":<|im_end|>', "<|im_end|>",
-        "<think>\nhm\n</think>\n\n<|im_end|>",
-        '<tool_call>\n{"name": "nobody", "arguments": {"x": 1}}\n</tool_call><|im_end|>', "cut in the",
-        '<tool_call>\n{"name": "double", "arguments": {"x": "a", "y": 1}}\n</tool_call><|im_end|>', "",
-        '<tool_call>\n{"name": "double"}\n</tool_call><|im_end|>', '<tool_call>\n[]\n</tool_call><|im_end|>',
-        '<tool_call>\n{"name": "double", "arguments": "x"}\n</tool_call><|im_end|>',
-    ])  # fmt: skip
-    def test_training_goes_on(self, tmp_path, text):
-        texts = [[text, CALL, CALL, text], "4<|im_end|>", "5<|im_end|>"]
-        steps = iter(texts)
-        trainer = agent_trainer(tmp_path, CombineTrainer, [])
-
-        def sample(prompt_ids, *args, **kwargs):
-            found = next(steps)
-            rows = found if isinstance(found, list) else [found] * len(prompt_ids)
-            ids = [trainer.processing_class(row)["input_ids"] for row in rows]
-            if trainer.empty_rows is None:
-                ids, _ = trainer._fill_empty(ids, None)
-            return ids, None
-
-        trainer._generate_single_turn = sample
-        before = snapshot(trainer.model)
-        trainer.train()
-        assert all(moved(trainer.model, before).values())
-        assert logged(trainer, "turns/unmatched") == [0.0]
-
+class TestParallelCalls:
     def test_parallel_calls_are_one_turn(self, tmp_path):
         both = CALL.removesuffix("<|im_end|>") + "\n" + call(5)
         seen = []

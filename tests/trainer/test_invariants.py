@@ -206,7 +206,7 @@ class TestNoSignalNoGradient:
         with torch.no_grad():  # so that the KL term is not zero
             for parameter in trainer.model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.01)
-        trainer._self_tested = True
+        trainer._self_test.due = False
         initial = snapshot(trainer.model)
         trainer.train()
         batch = batches[0]

@@ -5,25 +5,15 @@ import threading
 import pytest
 from datasets import Dataset
 from stub_chat_server import Reply
-from stub_teacher_server import StubTeacherServer, by_model
+from stub_teacher_server import StubTeacherServer, by_model, problem, teacher_of
 from tiny import tiny_llama, tiny_tokenizer
 from tokenizers import normalizers
 from trainer_harness import ScriptedTeacher, judge_with_hints, logged, make_trainer, prompts
 from trl import DatasetMixtureConfig, ModelConfig
 
-from trl_openclaw import CombineTrainer, OPDConfig, ServerTeacher, Verdict, Vote
+from trl_openclaw import CombineTrainer, OPDConfig, Verdict, Vote
 from trl_openclaw.errors import SelfTestError, TeacherError, VocabularyMismatchError
 from trl_openclaw.recipe import FeedbackArguments, trainer_arguments
-
-
-def teacher_of(server: StubTeacherServer, **kwargs) -> ServerTeacher:
-    return ServerTeacher(kwargs.pop("model", "stub-model"), server.base_url, **{"max_retries": 1, **kwargs})
-
-
-def problem(call, *args, **kwargs) -> str:
-    with pytest.raises(TeacherError) as caught:
-        call(*args, **kwargs)
-    return str(caught.value)
 
 
 def with_context() -> Dataset:

@@ -64,11 +64,13 @@ def as_answer(result: Any, *, shows_images: bool) -> str | list[Any]:
     """What a tool gave, as any template and tokenizer takes it: text, or parts.
 
     Args:
-        result: Anything. A plain list is data and becomes text, as does everything else that is not parts.
+        result: Anything. A plain list is data and becomes text, as does everything else that is not parts. What a
+            `ToolResult` knows is kept, but for what no other process could be sent.
         shows_images: Whether the policy can be shown other parts than text. If not, they are named.
     """
     if isinstance(result, ToolResult):
-        return result if _can_be_sent(result.info) else ToolResult(str.__str__(result), satisfied=result.satisfied)
+        info = {name: value for name, value in result.info.items() if _can_be_sent(value)}
+        return ToolResult(result, satisfied=result.satisfied, info=info)
     if not isinstance(result, list) or not is_parts(result):
         return valid_text(str(result))
     if not shows_images and any(part["type"] != "text" for part in result):
@@ -76,10 +78,10 @@ def as_answer(result: Any, *, shows_images: bool) -> str | list[Any]:
     return [_cleaned(part, MAX_DEPTH) for part in result]
 
 
-def _can_be_sent(info: Any) -> bool:
-    """Whether what is known of a call can go to another process, where the tables are written."""
+def _can_be_sent(value: Any) -> bool:
+    """Whether something can go to another process, where the tables are written."""
     try:
-        pickle.dumps(info)
+        pickle.dumps(value)
     except Exception:
         return False
     return True
@@ -102,7 +104,7 @@ def call_pattern(tokenizer: Any) -> re.Pattern[str] | None:
 
 
 def as_logged(completion: Any) -> Any:
-    """A completion for a table whose column has one type: contents are text, tool calls are JSON."""
+    """A completion for a table whose column has one type: contents are text, and the arguments of calls are JSON."""
     return completion if isinstance(completion, str) else [_logged_message(message) for message in completion]
 
 

@@ -8,7 +8,7 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from .._trl import SeamGRPOTrainer
+from .._trl import SeamGRPOTrainer, get_config_model_id
 from ..calls import is_async_callable
 from ..judges.base import Judge
 from ..next_states.base import NextStateProvider
@@ -17,6 +17,24 @@ from ..teachers import LocalTeacher, Teacher
 from .guard import stop_together
 from .opd_config import ROW_MEAN_LOSSES, OPDConfig
 from .prompts import first_problem
+
+
+def checked_args(trainer_class: Any, model: Any, args: OPDConfig | None) -> OPDConfig:
+    """The configuration, or one with an output folder named after the model.
+
+    Raises:
+        TypeError: If it is another trainer's.
+    """
+    wanted = trainer_class.config_class
+    if args is None:
+        name = model if isinstance(model, str) else get_config_model_id(model.config)
+        return wanted(f"{name.split('/')[-1]}-{trainer_class._name}")
+    if not isinstance(args, wanted):
+        raise TypeError(
+            f"{trainer_class.__name__} takes a `{wanted.__name__}`, got `{type(args).__name__}`. It has every field of "
+            "`GRPOConfig`, so only the class name changes."
+        )
+    return args
 
 
 def check_columns(train_dataset: Any, eval_dataset: Any, environment_factory: Any, processing_class: Any) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
 
-from .._trl import ChatSuffixes, Rollout, SeamGRPOTrainer, get_config_model_id
+from .._trl import Rollout, SeamGRPOTrainer
 from ..format_tokens import cap_format_tokens, format_token_ids
 from ..judges.base import Judge
 from ..lm_head import TokenStates
@@ -22,7 +22,7 @@ from ..next_states.base import NextStateProvider
 from ..objectives import Objective, Positions, make_objective
 from ..rewards import HindsightReward
 from ..scoring import TokenScorer
-from ..teachers import InitialWeights, LiveTeacher, LocalTeacher, ServerTeacher, Teacher
+from ..teachers import InitialWeights, LocalTeacher, ServerTeacher, Teacher
 from ..types import Feedback
 from .active_tokens import keep_tokens, record_missing_scores
 from .alarms import AlarmAction, BandAlarm, parse_bands
@@ -38,6 +38,7 @@ from .inputs import (
     check_objective,
     check_policy,
     check_size,
+    checked_args,
     resolve_hint_source,
     shared_vocabulary,
     with_judge_column,
@@ -45,19 +46,19 @@ from .inputs import (
 from .model_card import write_model_card
 from .opd_config import OPDConfig
 from .records import record_gap, record_token_losses
-from .self_test import run_self_test
+from .self_test import SelfTest
 from .step_profile import ProfiledSteps
 from .step_records import record_steps
-from .step_rewards import outcome_plus_process
 from .teacher_pass import TeacherPass
 from .teacher_server import check_teacher_server
 from .teaching import Teaching
+from .turn_rewards import TurnRewards
 from .turns import BatchTurns, at_tokens
 
 logger = get_logger(__name__)
 
 
-class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
+class OPDTrainer(TurnRewards, ProfiledSteps, SeamGRPOTrainer):
     """
     Trainer for hindsight-guided on-policy distillation (OPD), from [OpenClaw-RL](https://huggingface.co/papers/2603.10165).
 
@@ -139,7 +140,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         teacher_processing_class: PreTrainedTokenizerBase | None = None,
         **kwargs: Any,
     ):
-        args = self._checked_args(model, args)
+        args = checked_args(type(self), model, args)
         teacher_model = choose_teacher_model(model, teacher_model, args)
         self.rl_weight, self.opd_weight = self._weights(args)
         self.judge = judge
@@ -177,7 +178,6 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         check_policy(self, needs_teacher=bool(self.opd_weight))
         self.feedback.eos_token_ids = frozenset([*self.eos_token_ids, self.pad_token_id])
         self.feedback.calls_tools, self.feedback.call_pattern = self.has_tools, self.call_pattern
-        self.turns = BatchTurns((), 0)
         self._early = EarlyFeedback(self, self.feedback)
         self.announces_completions = self._early.possible
         self.feedback_listeners: list[Callable[[str, list[Feedback]], None]] = []
@@ -198,7 +198,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         self._guard = FailureGuard(args.judge_failure_limit, args.judge_failure_patience)
         self._silence = SilenceAlarm()
         self._rewarded: tuple[Rollout, torch.Tensor] | None = None
-        self._self_tested = not (args.self_test and self.opd_weight)
+        self._self_test = SelfTest(self, due=bool(args.self_test and self.opd_weight))
         self.profile_callbacks()
 
     # Set-up
@@ -227,18 +227,6 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         self.reads_old_policy = teaching.lessons.uses_student
         self.adds_token_losses = objective is not None or teaching.lessons.uses_student
         return teaching
-
-    @classmethod
-    def _checked_args(cls, model: Any, args: OPDConfig | None) -> OPDConfig:
-        if args is None:
-            name = model if isinstance(model, str) else get_config_model_id(model.config)
-            return cls.config_class(f"{name.split('/')[-1]}-{cls._name}")
-        if not isinstance(args, cls.config_class):
-            raise TypeError(
-                f"{cls.__name__} takes a `{cls.config_class.__name__}`, got `{type(args).__name__}`. It has every "
-                "field of `GRPOConfig`, so only the class name changes."
-            )
-        return args
 
     def _weights(self, args: OPDConfig) -> tuple[float, float]:
         """Weights of the reward and of the distillation advantage."""
@@ -328,7 +316,7 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         batch["step_advantages"] = advantages.nan_to_num(0.0)
         signal = at_tokens(batch["step_advantages"] != 0, batch["turn_index"], False)
         if self._teaching is not None:
-            self._run_self_test_once(batch, rollout)
+            self._self_test(batch, rollout.prompts)
             self._teaching.teach(inputs, batch, rollout)
             signal = signal | batch["teacher_mask"]
             record_missing_scores(self, batch)
@@ -342,34 +330,6 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         logged = self.rl_weight * mean if self.rl_weight else torch.full_like(mean, float("nan"))
         self.replace_logged_advantages(self.accelerator.gather(logged))
         return batch
-
-    def turn_feedback(self) -> list[Feedback]:
-        """What was said of each of this rank's turns; an empty feedback of those that nothing can be told of."""
-        return self.turns.feedback(self.feedback.last, self.feedback.places)
-
-    def turn_scores(self) -> list[float | None]:
-        """The judge's score of each of this rank's turns."""
-        known = dict(zip(self.feedback.places, self.feedback.turn_scores(), strict=True))
-        return [known.get((turn.row, turn.step)) if turn.matched else None for turn in self.turns.turns]
-
-    def step_rewards(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
-        """What each of this rank's turns is rewarded with, outcome and process `(B, S)`; NaN where there is neither.
-
-        Args:
-            rewards_per_func (`(world * B, F)`): All ranks' rewards, NaN where a function had none to give.
-        """
-        rewards = self.own_rows(rewards_per_func * self.reward_weights.to(rewards_per_func))
-        judge = self.reward_funcs.index(self.feedback)
-        others = torch.cat([rewards[:, :judge], rewards[:, judge + 1 :]], dim=1)
-        outcome = others.nansum(dim=1).masked_fill(others.isnan().all(dim=1), float("nan"))
-        process = self.turns.table(self.turn_scores()).to(outcome)
-        exists = ~self.turns.table([0.0] * len(self.turns.turns)).isnan()
-        return outcome_plus_process(outcome, process, exists.to(outcome.device))
-
-    def own_rows(self, values: torch.Tensor) -> torch.Tensor:
-        """This rank's part of all ranks' values `(world * B, ...)`."""
-        rows = self.turns.rows
-        return values[self.accelerator.process_index * rows : (self.accelerator.process_index + 1) * rows]
 
     def step_advantages(self, batch: dict[str, Any], rewards_per_func: torch.Tensor) -> torch.Tensor:
         """This rank's reward advantages `(B, S)`, one for each turn of a row, NaN where a turn has none.
@@ -432,11 +392,6 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
         return gap if cap is None else cap_format_tokens(gap, ids, self._format_tokens, cap)
 
     @cached_property
-    def suffixes(self) -> ChatSuffixes:
-        """Renders messages in the middle of a trajectory."""
-        return ChatSuffixes(self)
-
-    @cached_property
     def _format_tokens(self) -> torch.Tensor:
         return format_token_ids(self.tokenizer).to(self.accelerator.device)
 
@@ -450,22 +405,3 @@ class OPDTrainer(ProfiledSteps, SeamGRPOTrainer):
 
     def loss_scale(self, inputs: dict[str, Any]) -> torch.Tensor | float:
         return inputs["row_scale"]
-
-    # Checks and numbers
-
-    def _run_self_test_once(self, batch: dict[str, Any], rollout: Rollout) -> None:
-        if self._self_tested or self.mode == "eval":  # an evaluation runs without the student's dropout
-            return
-        teacher: LocalTeacher | ServerTeacher = LiveTeacher(self, self.scorer)
-        at_start = self.state.global_step == 0
-        if at_start and isinstance(self.teacher, LocalTeacher | ServerTeacher) and self.teacher.same_weights_at_start:
-            teacher = self.teacher
-        result = run_self_test(self, teacher, batch, rollout.prompts, self.args.self_test_tolerance)
-        self._self_tested = True
-        self.record_metric("self_test/max_gap", result.max_gap)
-        if isinstance(teacher, ServerTeacher):
-            self.record_metric("teacher/server_gap", result.mean_gap)
-        logger.info(
-            f"Self-test passed: without a hint, teacher and student differ by {result.mean_gap:.2g} nats in the mean "
-            f"(accepted {result.tolerance:g}) and {result.max_gap:.2g} at most."
-        )

@@ -4,16 +4,23 @@ If it does not, every advantage would be made of that difference, so training is
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from accelerate.logging import get_logger
 from torch import nn
 
 from .._trl import SeamGRPOTrainer
 from ..dropout import largest_dropout
 from ..errors import SelfTestError
 from ..scoring import TeacherRow
-from ..teachers import LocalTeacher, ServerTeacher
+from ..teachers import LiveTeacher, LocalTeacher, ServerTeacher
 from .ask_teacher import ask_teacher
+
+if TYPE_CHECKING:
+    from .opd_trainer import OPDTrainer
+
+logger = get_logger(__name__)
 
 ROWS = 2
 """Rows that are compared."""
@@ -31,6 +38,45 @@ class SelfTestResult:
     max_gap: float
     mean_gap: float
     tolerance: float
+
+
+class SelfTest:
+    """Compares teacher and student before the first step, once.
+
+    Args:
+        trainer: The trainer.
+        due: Whether there is anything to compare.
+    """
+
+    def __init__(self, trainer: "OPDTrainer", due: bool):
+        self.trainer, self.due = trainer, due
+
+    def __call__(self, batch: dict[str, torch.Tensor], prompts: list) -> None:
+        """Run it on a generation batch, the first one of a training. A collective.
+
+        Where the teacher does not hold the student's weights at this moment, the student itself is asked as a teacher
+        would be.
+
+        Args:
+            batch: The generation batch of this rank.
+            prompts: Its prompts.
+        """
+        trainer = self.trainer
+        if not self.due or trainer.mode == "eval":  # an evaluation runs without the student's dropout
+            return
+        teacher: LocalTeacher | ServerTeacher = LiveTeacher(trainer, trainer.scorer)
+        given, at_start = trainer.teacher, trainer.state.global_step == 0
+        if at_start and isinstance(given, LocalTeacher | ServerTeacher) and given.same_weights_at_start:
+            teacher = given
+        result = run_self_test(trainer, teacher, batch, prompts, trainer.args.self_test_tolerance)
+        self.due = False
+        trainer.record_metric("self_test/max_gap", result.max_gap)
+        if isinstance(teacher, ServerTeacher):
+            trainer.record_metric("teacher/server_gap", result.mean_gap)
+        logger.info(
+            f"Self-test passed: without a hint, teacher and student differ by {result.mean_gap:.2g} nats in the mean "
+            f"(accepted {result.tolerance:g}) and {result.max_gap:.2g} at most."
+        )
 
 
 def run_self_test(
