@@ -523,3 +523,17 @@ def test_processes_share_all_cores_unless_told_otherwise(environment, device, ex
         assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_script_that_trained_takes_leave_of_the_other_processes(monkeypatch):
+    """Threads that talk to them may abort an interpreter that ends."""
+    calls = []
+    accelerator = SimpleNamespace(
+        wait_for_everyone=lambda: calls.append("wait"), end_training=lambda: calls.append("end")
+    )
+    trainer = SimpleNamespace(accelerator=accelerator)
+    monkeypatch.setattr(recipe, "parse_recipe_args", lambda parser: (None, None, None, None))
+    monkeypatch.setattr(recipe, "trainer_arguments", lambda *args: {})
+    monkeypatch.setattr(recipe, "train", lambda trainer, args: calls.append("train") or trainer)
+    assert recipe.run_script(lambda **arguments: trainer, parser=None) is trainer
+    assert calls == ["train", "wait", "end"]

@@ -137,7 +137,10 @@ def run_script(
             arguments = complete(script_args, model_args, arguments)
     except (ValueError, JudgeUnavailableError, SandboxError) as error:
         parser.exit(2, f"{parser.prog}: error: {' '.join(str(error).split())}\n")
-    return train(trainer_class(**arguments), script_args)
+    trainer = train(trainer_class(**arguments), script_args)
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()  # else threads that talk to the others may abort a process that ends
+    return trainer
 
 
 def parse_recipe_args(parser: TrlParser) -> tuple[Any, ...]:

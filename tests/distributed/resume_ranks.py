@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from datasets import Dataset
+from launch_ranks import take_leave
 from tiny import tiny_llama
 from trainer_harness import always_replies, judge_that, make_trainer, rollout_by_prompt
 from two_ranks import RANK, WITH_DEEPSPEED, WITH_FSDP, prepare_engine, weights_of
@@ -61,3 +62,4 @@ def main(folder: str, mode: str, teacher: str) -> None:
 if __name__ == "__main__":
     prepare_engine()
     main(*sys.argv[1:])
+    take_leave()

@@ -13,6 +13,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
+from launch_ranks import take_leave
 from model_zoo import tokens_counted
 from tiny import tiny_llama, tiny_tokenizer
 from torch.distributed.tensor import DTensor
@@ -395,3 +396,4 @@ def main(folder: str, *scenarios: str) -> None:
 if __name__ == "__main__":
     prepare_engine()
     main(*sys.argv[1:])
+    take_leave()
