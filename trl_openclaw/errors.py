@@ -47,3 +47,31 @@ class SandboxError(OpenClawError):
 
 class ToolError(OpenClawError):
     """A tool failed. The policy is answered with the text."""
+
+
+class StoreError(OpenClawError):
+    """The store of live turns cannot do what it was asked to."""
+
+
+class StoreBusyError(StoreError):
+    """Another process has held the store for too long. Nothing was changed; try again."""
+
+
+class StoreFullError(StoreError):
+    """The store cannot grow: the disk is full, or a limit on file sizes is reached. Nothing was changed."""
+
+
+class UnknownTurnError(StoreError, LookupError):
+    """There is no such turn, session, user, batch or version, or it is not this user's."""
+
+
+class EngineError(OpenClawError):
+    """An engine gave no reply, or not all of it. `kind` says why, and with it what a client is told.
+
+    `down`: it cannot be reached. `slow`: it did not answer in time. `refused`: it does not take this request.
+    `unloaded`: it does not know the adapter. `broken`: it answered with something else than a reply.
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind

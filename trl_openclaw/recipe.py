@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from trl import (
@@ -27,7 +27,8 @@ from .calls import is_async_callable
 from .config_file import read_config_file
 from .cores import available_cores
 from .errors import JudgeUnavailableError, SandboxError
-from .judges import Judge, LLMJudge, LocalJudge, OutcomeJudge, RuleJudge
+from .judges import Judge, LLMJudge
+from .judges.named import build_judge, load_object
 from .next_states import PERSONAS, FunctionNextState, NextStateProvider, UserSimulator
 from .report import HeldOutReport
 from .trainer import OPDConfig, OPDTrainer
@@ -236,21 +237,6 @@ def train(trainer: OPDTrainer, script_args: FeedbackArguments) -> OPDTrainer:
     return trainer
 
 
-def build_judge(args: FeedbackArguments) -> Judge | None:
-    """The judge that `args.judge` names, or `None`."""
-    if args.judge_extra_body and args.judge != "llm":
-        raise ValueError(
-            f"`judge_extra_body` goes to a server, and `judge: {args.judge}` asks none: use `judge: llm`, or empty it "
-            "(`--judge_extra_body {}`)."
-        )
-    if args.judge is None:
-        return None
-    if args.judge in JUDGES:
-        return JUDGES[args.judge](args)
-    judge = load_object(args.judge, "judge", JUDGES)
-    return judge if is_async_callable(judge) else RuleJudge(judge)
-
-
 def build_next_state(args: FeedbackArguments, judge: Judge | None) -> NextStateProvider | None:
     """The next-state provider that `args.next_state` names, or `None`."""
     if args.next_state is None:
@@ -264,69 +250,6 @@ def build_next_state(args: FeedbackArguments, judge: Judge | None) -> NextStateP
         return UserSimulator(client, args.persona)
     provider = load_object(args.next_state, "next_state", [*PERSONAS, "simulator"])
     return provider if is_async_callable(provider) else FunctionNextState(provider)
-
-
-def _llm_judge(args: FeedbackArguments) -> Judge:
-    if args.judge_model is None:
-        raise ValueError("`judge: llm` needs `judge_model`, the name of the model on the server.")
-    return LLMJudge(
-        args.judge_model,
-        args.judge_base_url,
-        api_key=os.environ.get(args.judge_api_key_env),
-        num_votes=args.judge_num_votes,
-        question=args.judge_question,
-        max_tokens=args.judge_max_tokens,
-        timeout=args.judge_timeout,
-        extra_body=cast(dict | None, args.judge_extra_body),  # parsed when the arguments were made
-    )
-
-
-def _local_judge(args: FeedbackArguments) -> Judge:
-    if args.judge_model is None:
-        raise ValueError("`judge: local` needs `judge_model`, the path of a model.")
-    return LocalJudge(
-        args.judge_model,
-        num_votes=args.judge_num_votes,
-        question=args.judge_question,
-        max_tokens=args.judge_max_tokens,
-    )
-
-
-JUDGES: dict[str, Callable[[FeedbackArguments], Judge]] = {
-    "llm": _llm_judge,
-    "local": _local_judge,
-    "outcome": lambda args: OutcomeJudge(),
-}
-"""Judges by the name that a config file takes. Anything else is a dotted path."""
-
-
-def load_object(path: str, what: str, names: Any, *, classes: bool = False) -> Any:
-    """Import `package.module.attribute`, with the working directory on the path as in TRL's own scripts.
-
-    Args:
-        path: The dotted path.
-        what: The setting that holds it.
-        names: What else that setting may be.
-        classes: Whether it may name a class.
-
-    Raises:
-        ValueError: If there is no such thing, or it is nothing to call.
-    """
-    module, _, attribute = path.rpartition(".")
-    if not module:
-        raise ValueError(
-            f"`{what}` is one of {', '.join(names)}, or a dotted path such as `my_module.my_{what}`; got {path!r}."
-        )
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ValueError(f"`{what}: {path}` cannot be imported: {error}") from error
-    finally:
-        sys.path.remove(os.getcwd())
-    if (isinstance(found, type) and not classes) or not callable(found):
-        raise ValueError(f"`{what}: {path}` is {found!r}; name a function, or an object that can be called.")
-    return found
 
 
 def _use_all_cores(args: OPDConfig) -> None:
