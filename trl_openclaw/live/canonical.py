@@ -1,0 +1,73 @@
+"""Messages reduced to what a client sends back unchanged, and hashes of them. No input or output."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..types import Message, message_text
+from .records import TurnHashes
+
+NO_HISTORY = b""
+"""The hash of no messages."""
+
+_SYSTEM_ROLES = ("system", "developer")
+_THINKING = re.compile(r"^(?:\s*<think>)?.*?</think>", re.DOTALL)
+
+
+def is_system(message: Message) -> bool:
+    """Whether a message is an instruction that clients change at will, such as a prompt with the date."""
+    return message.get("role") in _SYSTEM_ROLES
+
+
+def canonical(message: Message) -> bytes:
+    """A message as bytes that do not change with how a client writes it.
+
+    White space, the ids of tool calls, the spelling of their arguments and reasoning do not count.
+    """
+    role = message.get("role")
+    text = message_text(message)
+    if role == "assistant" and "</think>" in text:
+        text = _THINKING.sub("", text, count=1)
+    kept = [role, message.get("name"), " ".join(text.split()), _calls(message.get("tool_calls"))]
+    return json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str).encode()
+
+
+def _calls(calls: Any) -> list[Any]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        return []
+    functions = [call.get("function") if isinstance(call, Mapping) else None for call in calls]
+    return [
+        [function.get("name"), _arguments(function.get("arguments"))] if isinstance(function, Mapping) else str(call)
+        for function, call in zip(functions, calls, strict=True)
+    ]
+
+
+def _arguments(arguments: Any) -> Any:
+    """Arguments as values. No arguments may be written as nothing, as an empty text or as an empty object."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except ValueError:
+            return arguments.strip()
+    return {} if arguments is None else arguments
+
+
+def extended(history: bytes, messages: Iterable[Message]) -> bytes:
+    """The hash of a history that goes on with these messages. Instructions do not count."""
+    for message in messages:
+        if not is_system(message):
+            history = hashlib.sha256(history + canonical(message)).digest()
+    return history
+
+
+def turn_hashes(messages: Sequence[Message], reply: Message) -> TurnHashes:
+    """By what a later request finds the turn that answered these messages with this reply."""
+    return TurnHashes(extended(extended(NO_HISTORY, messages), [reply]), tail_hash(messages, reply))
+
+
+def tail_hash(messages: Sequence[Message], reply: Message) -> bytes:
+    """The hash of the last message before a reply, and the reply."""
+    last = next((message for message in reversed(messages) if not is_system(message)), None)
+    return extended(NO_HISTORY, [reply] if last is None else [last, reply])

@@ -1,0 +1,205 @@
+-- Rows are added and never changed; only deletion of a person's data removes any, and everything that hangs on a turn
+-- goes with it. `created` is the wall clock, which may jump: order is always that of the integer keys.
+
+CREATE TABLE IF NOT EXISTS turns (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn_id TEXT NOT NULL UNIQUE,
+    user TEXT NOT NULL,
+    session_id TEXT NOT NULL,
+    parent TEXT,
+    kind TEXT NOT NULL CHECK (kind IN ('main', 'side')),
+    side_reason TEXT,
+    finish_reason TEXT NOT NULL,
+    model TEXT NOT NULL,
+    model_version TEXT NOT NULL,
+    held_out INTEGER NOT NULL,
+    created REAL NOT NULL,
+    history_hash BLOB NOT NULL,
+    tail_hash BLOB NOT NULL,
+    -- What is long stands last, so that reading the rest need not pass over it. Texts here are JSON.
+    sampling TEXT NOT NULL,
+    prompt_ids BLOB NOT NULL,  -- 32-bit integers
+    completion_ids BLOB NOT NULL,
+    logprobs BLOB NOT NULL,  -- 32-bit floats
+    reply TEXT NOT NULL,
+    tools TEXT,
+    messages TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS turns_by_history ON turns (user, history_hash);
+CREATE INDEX IF NOT EXISTS turns_by_tail ON turns (user, tail_hash);
+CREATE INDEX IF NOT EXISTS turns_by_session ON turns (user, session_id);
+CREATE INDEX IF NOT EXISTS turns_by_parent ON turns (parent);
+
+CREATE TABLE IF NOT EXISTS next_states (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn INTEGER NOT NULL UNIQUE REFERENCES turns (number) ON DELETE CASCADE,
+    hash BLOB NOT NULL,
+    source TEXT NOT NULL,
+    created REAL NOT NULL,
+    messages TEXT NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS feedback (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
+    user TEXT NOT NULL,
+    key TEXT NOT NULL,
+    thumb INTEGER NOT NULL CHECK (thumb IN (-1, 0, 1)),
+    correction TEXT,
+    created REAL NOT NULL,
+    UNIQUE (user, key)
+);
+CREATE INDEX IF NOT EXISTS feedback_by_turn ON feedback (turn);
+
+CREATE TABLE IF NOT EXISTS verdicts (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
+    score INTEGER CHECK (score IN (-1, 0, 1)),
+    outcome TEXT NOT NULL,
+    source TEXT NOT NULL CHECK (source IN ('judge', 'feedback', 'edit')),
+    created REAL NOT NULL,
+    hints TEXT NOT NULL,
+    votes TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS verdicts_by_turn ON verdicts (turn, source, number);
+
+CREATE TABLE IF NOT EXISTS batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    batch_id TEXT NOT NULL UNIQUE,
+    user TEXT NOT NULL,
+    created REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS batches_by_user ON batches (user);
+
+CREATE TABLE IF NOT EXISTS uses (
+    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
+    batch_id TEXT NOT NULL REFERENCES batches (batch_id),
+    PRIMARY KEY (turn, batch_id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS uses_by_batch ON uses (batch_id);
+
+CREATE TABLE IF NOT EXISTS batch_ends (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    batch_id TEXT NOT NULL REFERENCES batches (batch_id),
+    outcome TEXT NOT NULL CHECK (outcome IN ('trained', 'rejected', 'released')),
+    version TEXT,
+    created REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS batch_ends_by_batch ON batch_ends (batch_id, number);
+
+CREATE TABLE IF NOT EXISTS expiries (
+    turn INTEGER PRIMARY KEY REFERENCES turns (number) ON DELETE CASCADE,
+    created REAL NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS token_scores (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
+    batch_id TEXT NOT NULL REFERENCES batches (batch_id),
+    student BLOB NOT NULL,  -- 32-bit floats, one for each sampled token
+    teacher BLOB NOT NULL,
+    advantages BLOB NOT NULL,
+    prefers TEXT,
+    tokens TEXT,
+    UNIQUE (turn, batch_id)
+);
+
+CREATE TABLE IF NOT EXISTS versions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    user TEXT NOT NULL,
+    version TEXT NOT NULL,
+    parent TEXT NOT NULL,
+    path TEXT NOT NULL,
+    created REAL NOT NULL,
+    UNIQUE (user, version)
+);
+
+CREATE TABLE IF NOT EXISTS version_events (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    user TEXT NOT NULL,
+    version TEXT NOT NULL,
+    event TEXT NOT NULL CHECK (event IN ('checked', 'published', 'rejected', 'rolled_back')),
+    detail TEXT NOT NULL,
+    created REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS version_events_by_user ON version_events (user, event, number, version);
+
+CREATE TABLE IF NOT EXISTS opt_outs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    user TEXT NOT NULL,
+    opted_out INTEGER NOT NULL,
+    created REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS opt_outs_by_user ON opt_outs (user, number);
+
+CREATE TABLE IF NOT EXISTS tombstones (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    what TEXT NOT NULL,  -- 'user', 'session' or 'turn'
+    id TEXT NOT NULL,
+    turns INTEGER NOT NULL,
+    created REAL NOT NULL
+);
+
+-- The batch that a turn is in. A released batch does not count, so there is one at most.
+CREATE VIEW IF NOT EXISTS current_uses AS
+SELECT u.turn, u.batch_id, coalesce(e.outcome, 'open') AS outcome, e.version
+FROM uses u
+LEFT JOIN batch_ends e ON e.number = (SELECT max(number) FROM batch_ends WHERE batch_id = u.batch_id)
+WHERE e.outcome IS NULL OR e.outcome <> 'released';
+
+-- The verdict that counts. The names of the sources happen to sort by their rank: edit, feedback, judge.
+CREATE VIEW IF NOT EXISTS current_verdicts AS
+SELECT
+    t.number AS turn,
+    s.score,
+    coalesce(s.outcome, 'unasked') AS outcome,
+    coalesce(s.votes, '[]') AS votes,
+    coalesce(h.hints, '[]') AS hints,
+    coalesce(s.source, h.source) AS source,
+    CASE WHEN h.hints <> '[]' THEN h.source END AS hint_source,
+    coalesce(s.created, h.created) AS created
+FROM turns t
+LEFT JOIN verdicts s ON s.number = (
+    SELECT number FROM verdicts
+    WHERE turn = t.number AND source IN ('feedback', 'judge') ORDER BY source, number DESC LIMIT 1
+)
+LEFT JOIN verdicts h ON h.number = (
+    SELECT number FROM verdicts
+    WHERE turn = t.number AND (source = 'edit' OR hints <> '[]') ORDER BY source, number DESC LIMIT 1
+)
+WHERE s.number IS NOT NULL OR h.number IS NOT NULL;
+
+CREATE VIEW IF NOT EXISTS turn_states AS
+SELECT
+    t.number,
+    t.user,
+    CASE
+        WHEN t.kind = 'side' THEN 'side'
+        WHEN EXISTS (SELECT 1 FROM current_uses c WHERE c.turn = t.number) THEN (
+            SELECT CASE c.outcome WHEN 'open' THEN 'claimed' ELSE c.outcome END
+            FROM current_uses c WHERE c.turn = t.number
+        )
+        WHEN (SELECT o.opted_out FROM opt_outs o WHERE o.user = t.user ORDER BY o.number DESC LIMIT 1) THEN 'opted_out'
+        WHEN length(t.prompt_ids) = 0 OR length(t.completion_ids) = 0
+            OR length(t.logprobs) <> length(t.completion_ids)
+            OR t.finish_reason IN ('disconnect', 'length') THEN 'unusable'
+        WHEN t.held_out THEN 'held_out'
+        WHEN EXISTS (SELECT 1 FROM expiries x WHERE x.turn = t.number) THEN 'expired'
+        WHEN EXISTS (SELECT 1 FROM verdicts v WHERE v.turn = t.number) THEN (
+            SELECT CASE WHEN v.score IS NOT NULL OR v.hints <> '[]' THEN 'ready' ELSE 'judged' END
+            FROM current_verdicts v WHERE v.turn = t.number
+        )
+        WHEN EXISTS (SELECT 1 FROM next_states n WHERE n.turn = t.number) THEN 'answered'
+        ELSE 'open'
+    END AS state,
+    -- how many versions were published since the one that sampled it was last
+    (
+        SELECT count(*) FROM version_events p
+        WHERE p.user = t.user AND p.event = 'published' AND p.number > coalesce(
+            (
+                SELECT max(q.number) FROM version_events q
+                WHERE q.user = t.user AND q.event = 'published' AND q.version = t.model_version
+            ), 0
+        )
+    ) AS lag
+FROM turns t;

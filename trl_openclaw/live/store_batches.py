@@ -1,0 +1,162 @@
+"""Batches in the store: which turns a learner has taken, and what became of them."""
+
+import sqlite3
+import uuid
+from collections.abc import Mapping
+
+from ..errors import StoreError, UnknownTurnError
+from .database import Database, from_json, pack, to_json, unpack
+from .records import Batch, BatchOutcome, TokenScores
+from .store_turns import find_turn, load_turns
+
+_READY = "FROM turn_states WHERE user = ? AND state = 'ready' AND lag <= ?"
+_CAN_EXPIRE = "('open', 'answered', 'judged', 'ready')"
+
+
+class Batches(Database):
+    """The part of the store that keeps training to exactly once.
+
+    A turn is in at most one batch that is not released. What was trained is what the learner's checkpoint says;
+    `reconcile` brings the store in line with it.
+    """
+
+    def ready_count(self, user: str, max_lag: int) -> int:
+        """How many of this user's turns could be claimed."""
+        with self._read() as connection:
+            return connection.execute(f"SELECT count(*) {_READY}", (user, max_lag)).fetchone()[0]
+
+    def claim(self, user: str, count: int, max_lag: int) -> Batch | None:
+        """Take turns for one optimizer step. Turns that are too old by now expire, for good.
+
+        Args:
+            user: Whose turns.
+            count: How many, exactly.
+            max_lag: How many versions may have been published since the one that sampled a turn.
+
+        Returns:
+            The batch, its turns oldest first, or `None` when fewer are ready.
+        """
+        now = self.clock()
+        with self._write() as connection:
+            connection.execute(
+                f"INSERT INTO expiries (turn, created) SELECT number, ? FROM turn_states "
+                f"WHERE user = ? AND state IN {_CAN_EXPIRE} AND lag > ?",
+                (now, user, max_lag),
+            )
+            rows = connection.execute(
+                f"SELECT number {_READY} ORDER BY number LIMIT ?", (user, max_lag, count)
+            ).fetchall()
+            if len(rows) < count:
+                return None
+            batch_id = uuid.uuid4().hex
+            connection.execute("INSERT INTO batches (batch_id, user, created) VALUES (?, ?, ?)", (batch_id, user, now))
+            connection.executemany("INSERT INTO uses VALUES (?, ?)", [(row["number"], batch_id) for row in rows])
+            return _batch(connection, batch_id)
+
+    def open_batches(self, user: str) -> list[Batch]:
+        """This user's batches that have not ended, oldest first."""
+        with self._read() as connection:
+            return [_batch(connection, batch_id) for batch_id in _open_ids(connection, user)]
+
+    def end_batch(self, batch_id: str, outcome: BatchOutcome, version: str | None = None) -> None:
+        """Say what became of a batch. Saying it again changes nothing.
+
+        Args:
+            batch_id: The batch.
+            outcome: `"released"` frees its turns. A trained batch may be `"rejected"` later, and nothing else.
+            version: The version that came of it.
+
+        Raises:
+            UnknownTurnError: When there is no such batch.
+            StoreError: When it has ended in another way.
+        """
+        with self._write() as connection:
+            self._end(connection, batch_id, outcome, version)
+
+    def reconcile(self, user: str, finished: Mapping[str, str]) -> int:
+        """End the batches that a learner left open when it stopped.
+
+        Args:
+            user: Whose batches.
+            finished: The batches whose step is in the learner's weights, each with its version.
+
+        Returns:
+            How many batches were released because they are not in the weights.
+        """
+        released = 0
+        with self._write() as connection:
+            for batch_id in _open_ids(connection, user):
+                trained = batch_id in finished
+                self._end(connection, batch_id, "trained" if trained else "released", finished.get(batch_id))
+                released += not trained
+        return released
+
+    def _end(self, connection: sqlite3.Connection, batch_id: str, outcome: BatchOutcome, version: str | None) -> None:
+        row = connection.execute(
+            "SELECT (SELECT outcome FROM batch_ends e WHERE e.batch_id = b.batch_id ORDER BY number DESC LIMIT 1) "
+            "AS outcome FROM batches b WHERE batch_id = ?",
+            (batch_id,),
+        ).fetchone()
+        if row is None:
+            raise UnknownTurnError(f"There is no batch {batch_id!r}.")
+        before = row["outcome"]
+        if before == outcome:
+            return
+        if before is not None and (before, outcome) != ("trained", "rejected"):
+            raise StoreError(f"Batch {batch_id} was {before}, so it cannot be {outcome} now.")
+        connection.execute(
+            "INSERT INTO batch_ends (batch_id, outcome, version, created) VALUES (?, ?, ?, ?)",
+            (batch_id, outcome, version, self.clock()),
+        )
+
+    def add_token_scores(self, batch_id: str, scores: Mapping[str, TokenScores]) -> None:
+        """Keep what a step computed for the tokens of its turns, by `turn_id`. Turns deleted by now are left out."""
+        with self._write() as connection:
+            for turn_id, found in scores.items():
+                connection.execute(
+                    "INSERT INTO token_scores (turn, batch_id, student, teacher, advantages, prefers, tokens) "
+                    "SELECT number, ?, ?, ?, ?, ?, ? FROM turns WHERE turn_id = ? "
+                    "ON CONFLICT (turn, batch_id) DO NOTHING",
+                    (
+                        batch_id,
+                        pack("f", found.student),
+                        pack("f", found.teacher),
+                        pack("f", found.advantages),
+                        None if found.prefers is None else to_json(found.prefers),
+                        None if found.tokens is None else to_json(list(found.tokens)),
+                        turn_id,
+                    ),
+                )
+
+    def token_scores(self, turn_id: str, user: str | None = None) -> TokenScores | None:
+        """The token scores of the step that trained a turn last, or `None`.
+
+        Raises:
+            UnknownTurnError: When there is no such turn, or it is not this user's.
+        """
+        with self._read() as connection:
+            row = connection.execute(
+                "SELECT * FROM token_scores WHERE turn = ? ORDER BY number DESC LIMIT 1",
+                (find_turn(connection, turn_id, user),),
+            ).fetchone()
+        if row is None:
+            return None
+        student, teacher, advantages = (unpack("f", row[name]) for name in ("student", "teacher", "advantages"))
+        return TokenScores(student, teacher, advantages, from_json(row["prefers"]), from_json(row["tokens"]))
+
+
+def _open_ids(connection: sqlite3.Connection, user: str) -> list[str]:
+    rows = connection.execute(
+        "SELECT batch_id FROM batches b WHERE user = ? AND NOT EXISTS "
+        "(SELECT 1 FROM batch_ends e WHERE e.batch_id = b.batch_id) ORDER BY number",
+        (user,),
+    )
+    return [row["batch_id"] for row in rows]
+
+
+def _batch(connection: sqlite3.Connection, batch_id: str) -> Batch:
+    row = connection.execute("SELECT user, created FROM batches WHERE batch_id = ?", (batch_id,)).fetchone()
+    numbers = connection.execute("SELECT turn FROM uses WHERE batch_id = ?", (batch_id,)).fetchall()
+    return Batch(
+        batch_id, row["user"], row["created"], tuple(load_turns(connection, (number["turn"] for number in numbers)))
+    )

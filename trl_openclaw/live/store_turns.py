@@ -1,0 +1,261 @@
+"""Turns in the store: recording them, finding them, what followed them, and what is thought of them."""
+
+import dataclasses
+import hashlib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..errors import UnknownTurnError
+from ..types import Verdict, Vote, valid_text
+from .canonical import NO_HISTORY, extended
+from .database import Database, from_json, pack, to_json, unpack
+from .records import HistoryHit, NewTurn, StoredTurn, StoredVerdict, TurnHashes, Use, VerdictSource
+
+HELD_OUT_ONE_IN = 8
+
+_HITS = 64  # hashes in one query: nearly always the longest prefixes are enough
+
+_TURNS = """
+SELECT t.*, s.state, s.lag, n.messages AS next_state, n.source AS next_state_source,
+    v.score, v.outcome, v.votes, v.hints, v.source, v.hint_source, v.created AS judged,
+    u.batch_id, u.outcome AS use_outcome, u.version
+FROM turns t
+JOIN turn_states s USING (number)
+LEFT JOIN next_states n ON n.turn = t.number
+LEFT JOIN current_verdicts v ON v.turn = t.number
+LEFT JOIN current_uses u ON u.turn = t.number
+WHERE t.number IN ({}) ORDER BY t.number
+"""
+
+_AS_STORED = (
+    *("turn_id", "user", "session_id", "parent", "kind", "side_reason", "finish_reason", "model", "model_version"),
+    *("number", "created", "state", "lag", "next_state_source"),
+)
+_OUTCOMES = {1: "positive", -1: "negative", 0: "neutral"}
+
+
+def is_held_out(turn_id: str) -> bool:
+    """Whether a turn is one of those, one in eight, that are kept for checks."""
+    return hashlib.sha256(turn_id.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
+
+
+def load_turns(connection: sqlite3.Connection, numbers: Iterable[int]) -> list[StoredTurn]:
+    """The turns with these numbers, oldest first."""
+    wanted = list(numbers)
+    found: list[StoredTurn] = []
+    for start in range(0, len(wanted), 1000):
+        some = wanted[start : start + 1000]
+        rows = connection.execute(_TURNS.format(", ".join("?" * len(some))), some)
+        found += map(_stored_turn, rows)
+    return sorted(found, key=lambda turn: turn.number)
+
+
+def _stored_turn(row: sqlite3.Row) -> StoredTurn:
+    verdict = use = None
+    if row["source"] is not None:
+        votes = tuple(Vote(**vote) for vote in from_json(row["votes"]))
+        hints = tuple(from_json(row["hints"]))
+        verdict = StoredVerdict(
+            row["score"], row["outcome"], hints, votes, row["source"], row["hint_source"], row["judged"]
+        )
+    if row["batch_id"] is not None:
+        use = Use(row["batch_id"], row["use_outcome"], row["version"])
+    return StoredTurn(
+        messages=from_json(row["messages"]),
+        tools=from_json(row["tools"]),
+        reply=from_json(row["reply"]),
+        sampling=from_json(row["sampling"]),
+        prompt_ids=unpack("i", row["prompt_ids"]),
+        completion_ids=unpack("i", row["completion_ids"]),
+        logprobs=unpack("f", row["logprobs"]),
+        next_state=from_json(row["next_state"]),
+        verdict=verdict,
+        use=use,
+        **{name: row[name] for name in _AS_STORED},
+    )
+
+
+class Turns(Database):
+    """The part of the store that serving and judging need."""
+
+    def record_turn(self, turn: NewTurn, hashes: TurnHashes, *, created: float | None = None) -> bool:
+        """Record a turn.
+
+        Args:
+            turn: The turn.
+            hashes: By what later requests find it.
+            created: When it was, by default now.
+
+        Returns:
+            Whether it is new. A `turn_id` that is known already changes nothing.
+        """
+        values = {
+            "turn_id": turn.turn_id,
+            "user": turn.user,
+            "session_id": turn.session_id,
+            "parent": turn.parent,
+            "kind": turn.kind,
+            "side_reason": turn.side_reason,
+            "finish_reason": turn.finish_reason,
+            "model": turn.model,
+            "model_version": turn.model_version,
+            "held_out": is_held_out(turn.turn_id),
+            "created": self.clock() if created is None else created,
+            "history_hash": hashes.history,
+            "tail_hash": hashes.tail,
+            "sampling": to_json(turn.sampling),
+            "prompt_ids": pack("i", turn.prompt_ids),
+            "completion_ids": pack("i", turn.completion_ids),
+            "logprobs": pack("f", turn.logprobs),
+            "reply": to_json(turn.reply),
+            "tools": None if turn.tools is None else to_json(turn.tools),
+            "messages": to_json(turn.messages),
+        }
+        insert = f"INSERT INTO turns ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
+        with self._write() as connection:
+            done = connection.execute(f"{insert} ON CONFLICT (turn_id) DO NOTHING", list(values.values()))
+            return done.rowcount == 1
+
+    def add_next_state(self, turn_id: str, messages: list[dict[str, Any]], source: str = "request") -> bool:
+        """Say what followed a turn's reply.
+
+        Returns:
+            Whether this was news. The first next state stays, and a turn that was deleted gets none.
+        """
+        values = (extended(NO_HISTORY, messages), source, self.clock(), to_json(messages), turn_id)
+        with self._write() as connection:
+            done = connection.execute(
+                "INSERT INTO next_states (turn, hash, source, created, messages) "
+                "SELECT number, ?, ?, ?, ? FROM turns WHERE turn_id = ? ON CONFLICT (turn) DO NOTHING",
+                values,
+            )
+            return done.rowcount == 1
+
+    def add_feedback(self, user: str, turn_id: str, thumb: int, correction: str | None, key: str) -> bool:
+        """Take what a person says of a reply. It outranks the judge: the thumb is the score, the correction the hint.
+
+        Args:
+            user: Who says so.
+            turn_id: The reply.
+            thumb: 1, -1 or 0.
+            correction: What the reply should have been like.
+            key: Names this piece of feedback, so that sending it twice counts once.
+
+        Returns:
+            Whether this was news.
+
+        Raises:
+            UnknownTurnError: When this user has no such turn.
+            ValueError: When `thumb` is something else.
+        """
+        if thumb not in _OUTCOMES:
+            raise ValueError(f"`thumb` must be 1, -1 or 0, got {thumb!r}.")
+        correction = valid_text(correction).strip() if correction else None
+        hints = [correction] if correction else []
+        with self._write() as connection:
+            number = find_turn(connection, turn_id, user)
+            done = connection.execute(
+                "INSERT INTO feedback (turn, user, key, thumb, correction, created) VALUES (?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (user, key) DO NOTHING",
+                (number, user, key, thumb, correction, self.clock()),
+            )
+            if done.rowcount != 1:
+                return False
+            self._add_verdict(connection, number, thumb, _OUTCOMES[thumb], hints, (), "feedback")
+            return True
+
+    def find_by_history(self, user: str, hashes: Sequence[bytes]) -> list[HistoryHit]:
+        """This user's main turns whose history has one of these hashes, the newest first for each hash.
+
+        Args:
+            user: Whose turns.
+            hashes: What to look for, the most wanted first. Where many are given, those further back are only looked
+                for when none in front of them is found.
+        """
+        for start in range(0, len(hashes), _HITS):
+            some = hashes[start : start + _HITS]
+            found = self._find(f"t.history_hash IN ({', '.join('?' * len(some))})", [user, *some])
+            if found:
+                places = {digest: start + i for i, digest in reversed(list(enumerate(some)))}
+                return [_hit(places[row["history_hash"]], row) for row in found]
+        return []
+
+    def find_by_tail(self, user: str, tail_hash: bytes, limit: int = 2) -> list[HistoryHit]:
+        """This user's main turns with this tail, the newest first, at most `limit`."""
+        rows = self._find("t.tail_hash = ?", [user, tail_hash, limit], "LIMIT ?")
+        return [_hit(0, row) for row in rows]
+
+    def _find(self, condition: str, values: list[Any], limit: str = "") -> list[sqlite3.Row]:
+        with self._read() as connection:
+            return connection.execute(
+                "SELECT t.history_hash, t.number, t.turn_id, t.session_id, n.hash FROM turns t "
+                "LEFT JOIN next_states n ON n.turn = t.number "
+                f"WHERE t.user = ? AND t.kind = 'main' AND {condition} ORDER BY t.number DESC {limit}",
+                values,
+            ).fetchall()
+
+    def unjudged(self, limit: int) -> list[StoredTurn]:
+        """Turns that wait for a judge, oldest answer first.
+
+        They are the main turns that something followed, of users who did not opt out, and that could be trained or are
+        held out. A thumb without a correction leaves a turn waiting too: the judge may find a hint.
+        """
+        with self._read() as connection:
+            rows = connection.execute(
+                "SELECT n.turn FROM next_states n JOIN turn_states s ON s.number = n.turn "
+                "WHERE NOT EXISTS (SELECT 1 FROM verdicts v WHERE v.turn = n.turn "
+                "AND (v.source IN ('judge', 'edit') OR v.hints <> '[]')) "
+                "AND s.state IN ('answered', 'ready', 'held_out') ORDER BY n.number LIMIT ?",
+                (limit,),
+            ).fetchall()
+            order = [row["turn"] for row in rows]
+            return sorted(load_turns(connection, order), key=lambda turn: order.index(turn.number))
+
+    def add_verdict(self, turn_id: str, verdict: Verdict, source: VerdictSource = "judge") -> bool:
+        """Keep a verdict. Which one counts says `VerdictSource`.
+
+        Returns:
+            Whether it was kept. A turn that was deleted takes none.
+        """
+        votes = [dataclasses.asdict(vote) for vote in verdict.votes]
+        with self._write() as connection:
+            row = connection.execute("SELECT number FROM turns WHERE turn_id = ?", (turn_id,)).fetchone()
+            if row is not None:
+                self._add_verdict(
+                    connection, row["number"], verdict.score, verdict.outcome, verdict.hints, votes, source
+                )
+            return row is not None
+
+    def _add_verdict(
+        self,
+        connection: sqlite3.Connection,
+        number: int,
+        score: int | None,
+        outcome: str,
+        hints: Sequence[str],
+        votes: Sequence[dict[str, Any]],
+        source: VerdictSource,
+    ) -> None:
+        connection.execute(
+            "INSERT INTO verdicts (turn, score, outcome, source, created, hints, votes) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (number, score, outcome, source, self.clock(), to_json(list(hints)), to_json(list(votes))),
+        )
+
+
+def find_turn(connection: sqlite3.Connection, turn_id: str, user: str | None = None) -> int:
+    """The number of a turn.
+
+    Raises:
+        UnknownTurnError: When there is none with this id, or it is not this user's.
+    """
+    row = connection.execute(
+        "SELECT number FROM turns WHERE turn_id = ? AND user = coalesce(?, user)", (turn_id, user)
+    ).fetchone()
+    if row is None:
+        raise UnknownTurnError(f"There is no turn {turn_id!r}{f' of user {user!r}' if user is not None else ''}.")
+    return row["number"]
+
+
+def _hit(index: int, row: sqlite3.Row) -> HistoryHit:
+    return HistoryHit(index, row["number"], row["turn_id"], row["session_id"], row["hash"])
