@@ -31,7 +31,7 @@ export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_ge
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: demo model test test-distributed test-vllm vllm-env lint clean help
+.PHONY: demo model test test-distributed test-gpu test-vllm vllm-env lint clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make model  fetch the demo's model alone, to runs/models"
 	@echo "make test   run the test suite"
 	@echo "make test-distributed  run the tests of several processes alone"
+	@echo "make test-gpu   train each teacher and each objective in bfloat16 on a GPU: memory and seconds of a step"
 	@echo "make lint   check style and types"
 	@echo "make vllm-env   make $(VLLM_ENV), with vLLM for a CPU: 3.4 GB"
 	@echo "make test-vllm  run the tests that ask a real vLLM server"
@@ -60,6 +61,11 @@ test: $(STAMPS)/test
 # Two processes over gloo, under each engine. What is quick of it `make test` runs, too.
 test-distributed: $(STAMPS)/test
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/distributed $(PYTEST_ARGS)
+
+# On one GPU, three minutes. `make test` does the same with a tiny model on the CPU.
+test-gpu: export CUDA_VISIBLE_DEVICES ?= 0
+test-gpu: $(STAMPS)/test
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/gpu -m gpu $(PYTEST_ARGS)
 
 test-vllm: $(STAMPS)/test $(VLLM_READY)
 	$(BIN)/python recipes/demo/smollm2.py

@@ -66,7 +66,9 @@ def script_completions(trainer, texts):
     trainer._generate_single_turn = scripted
 
 
-def agent_trainer(tmp_path, trainer_class=OPDTrainer, texts=(CALL, "4<|im_end|>"), *, config=None, rows=4, **kwargs):
+def agent_trainer(
+    tmp_path, trainer_class=OPDTrainer, texts=(CALL, "4<|im_end|>"), *, model=None, config=None, rows=4, **kwargs
+):
     """A trainer whose policy calls tools as scripted; every turn is judged -1 and has a hint, unless told otherwise."""
     config_class = CombineConfig if issubclass(trainer_class, CombineTrainer) else OPDConfig
     if not {"tools", "environment_factory", "rollout_func"} & kwargs.keys():
@@ -74,7 +76,7 @@ def agent_trainer(tmp_path, trainer_class=OPDTrainer, texts=(CALL, "4<|im_end|>"
     given = {"judge": judge_that(), "next_state": always_replies, **kwargs}
     given.setdefault("train_dataset", Dataset.from_list([{"prompt": [{"role": "user", "content": "2?"}]}] * rows))
     trainer = trainer_class(
-        model=tiny_llama(max_position_embeddings=4096),
+        model=tiny_llama(max_position_embeddings=4096) if model is None else model,
         args=config_class(output_dir=str(tmp_path), **{**SETTINGS, "max_completion_length": 600, **(config or {})}),
         processing_class=tool_tokenizer(),
         **given,

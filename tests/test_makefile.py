@@ -119,3 +119,9 @@ def test_a_second_run_installs_nothing(make, installed):
         "python recipes/demo/smollm2.py",
         "python -m pytest --numprocesses 2 --dist worksteal -k x",
     ]
+
+
+def test_the_device_check_runs_on_one_device(make, installed):
+    done, ran = make("test-gpu", PYTEST_ARGS="-k live")
+    assert done.returncode == 0, done.stderr
+    assert ran == ["python -m pytest tests/gpu -m gpu -k live [0]"]
