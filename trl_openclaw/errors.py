@@ -75,3 +75,7 @@ class EngineError(OpenClawError):
     def __init__(self, kind: str, message: str):
         super().__init__(message)
         self.kind = kind
+
+
+class LearnerError(OpenClawError):
+    """A live learner cannot start, or cannot go on: another one runs, or engine and trainer do not fit each other."""
