@@ -39,7 +39,7 @@ of the hints the latest from `edit` (even an empty one), else from `feedback`, e
 
 BatchOutcome = Literal["trained", "rejected", "released"]
 
-VersionEventName = Literal["checked", "published", "rejected", "rolled_back"]
+VersionEventName = Literal["checked", "published", "rejected", "rolled_back", "load_failed"]
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,7 @@ class HistoryHit:
         number: The turn's place in the order of recording.
         turn_id: The turn.
         session_id: Its session.
+        kind: Main or side traffic.
         next_state_hash: The hash of its next state, or `None` while it has none.
     """
 
@@ -184,6 +185,7 @@ class HistoryHit:
     number: int
     turn_id: str
     session_id: str
+    kind: TurnKind
     next_state_hash: bytes | None
 
     @property

@@ -35,9 +35,11 @@ CREATE TABLE IF NOT EXISTS next_states (
     turn INTEGER NOT NULL UNIQUE REFERENCES turns (number) ON DELETE CASCADE,
     hash BLOB NOT NULL,
     source TEXT NOT NULL,
+    told_by TEXT,  -- the turn_id of the request it was found in
     created REAL NOT NULL,
     messages TEXT NOT NULL
 );
+CREATE INDEX IF NOT EXISTS next_states_by_teller ON next_states (told_by);
 
 CREATE TABLE IF NOT EXISTS feedback (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -118,7 +120,7 @@ CREATE TABLE IF NOT EXISTS version_events (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     user TEXT NOT NULL,
     version TEXT NOT NULL,
-    event TEXT NOT NULL CHECK (event IN ('checked', 'published', 'rejected', 'rolled_back')),
+    event TEXT NOT NULL CHECK (event IN ('checked', 'published', 'rejected', 'rolled_back', 'load_failed')),
     detail TEXT NOT NULL,
     created REAL NOT NULL
 );
