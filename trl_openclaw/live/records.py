@@ -141,6 +141,7 @@ class StoredTurn(NewTurn):
         lag: How many versions have been published since the one that sampled it.
         next_state: The messages that followed its reply, or `None`.
         next_state_source: Where they come from.
+        next_state_told_by: The `turn_id` of the request they were found in.
         verdict: The verdict that counts, or `None`.
         use: The batch it is in, or `None`. A released batch does not count.
     """
@@ -151,6 +152,7 @@ class StoredTurn(NewTurn):
     lag: int = 0
     next_state: list[dict[str, Any]] | None = None
     next_state_source: str | None = None
+    next_state_told_by: str | None = None
     verdict: StoredVerdict | None = None
     use: Use | None = None
 

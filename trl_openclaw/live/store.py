@@ -1,11 +1,12 @@
 """The store: the one file through which gateway, learner and people share what happened."""
 
 from .store_batches import Batches
+from .store_data import People
 from .store_turns import Turns
 from .store_versions import Versions
 
 __all__ = ["Store"]
 
 
-class Store(Turns, Batches, Versions):
-    """Turns, what followed them, verdicts, batches and versions. See `Database` for its arguments and errors."""
+class Store(Turns, Batches, Versions, People):
+    """Turns, what followed them, verdicts, batches, versions, and what people see and say of it. See `Database`."""

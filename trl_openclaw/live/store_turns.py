@@ -18,6 +18,7 @@ _HITS = 64  # hashes in one query: nearly always the longest prefixes are enough
 
 _TURNS = """
 SELECT t.*, s.state, s.lag, n.messages AS next_state, n.source AS next_state_source,
+    n.told_by AS next_state_told_by,
     v.score, v.outcome, v.votes, v.hints, v.source, v.hint_source, v.created AS judged,
     u.batch_id, u.outcome AS use_outcome, u.version
 FROM turns t
@@ -30,7 +31,7 @@ WHERE t.number IN ({}) ORDER BY t.number
 
 _AS_STORED = (
     *("turn_id", "user", "session_id", "parent", "kind", "side_reason", "finish_reason", "model", "model_version"),
-    *("number", "created", "state", "lag", "next_state_source"),
+    *("number", "created", "state", "lag", "next_state_source", "next_state_told_by"),
 )
 _OUTCOMES = {1: "positive", -1: "negative", 0: "neutral"}
 
@@ -117,17 +118,25 @@ class Turns(Database):
             done = connection.execute(f"{insert} ON CONFLICT (turn_id) DO NOTHING", list(values.values()))
             return done.rowcount == 1
 
-    def add_next_state(self, turn_id: str, messages: list[dict[str, Any]], source: str = "request") -> bool:
+    def add_next_state(
+        self, turn_id: str, messages: list[dict[str, Any]], source: str = "request", told_by: str | None = None
+    ) -> bool:
         """Say what followed a turn's reply.
+
+        Args:
+            turn_id: The turn.
+            messages: All that followed, up to the next reply.
+            source: How it is known.
+            told_by: The `turn_id` of the request it was found in, with which it is deleted.
 
         Returns:
             Whether this was news. The first next state stays, and a turn that was deleted gets none.
         """
-        values = (extended(NO_HISTORY, messages), source, self.clock(), to_json(messages), turn_id)
+        values = (extended(NO_HISTORY, messages), source, told_by, self.clock(), to_json(messages), turn_id)
         with self._write() as connection:
             done = connection.execute(
-                "INSERT INTO next_states (turn, hash, source, created, messages) "
-                "SELECT number, ?, ?, ?, ? FROM turns WHERE turn_id = ? ON CONFLICT (turn) DO NOTHING",
+                "INSERT INTO next_states (turn, hash, source, told_by, created, messages) "
+                "SELECT number, ?, ?, ?, ?, ? FROM turns WHERE turn_id = ? ON CONFLICT (turn) DO NOTHING",
                 values,
             )
             return done.rowcount == 1
@@ -166,7 +175,7 @@ class Turns(Database):
             return True
 
     def find_by_history(self, user: str, hashes: Sequence[bytes]) -> list[HistoryHit]:
-        """This user's main turns whose history has one of these hashes, the newest first for each hash.
+        """This user's turns whose history has one of these hashes, the newest first for each hash.
 
         Args:
             user: Whose turns.
@@ -181,17 +190,17 @@ class Turns(Database):
                 return [_hit(places[row["history_hash"]], row) for row in found]
         return []
 
-    def find_by_tail(self, user: str, tail_hash: bytes, limit: int = 2) -> list[HistoryHit]:
-        """This user's main turns with this tail, the newest first, at most `limit`."""
+    def find_by_tail(self, user: str, tail_hash: bytes, limit: int = 100) -> list[HistoryHit]:
+        """This user's turns with this tail, the newest first, at most `limit`."""
         rows = self._find("t.tail_hash = ?", [user, tail_hash, limit], "LIMIT ?")
         return [_hit(0, row) for row in rows]
 
     def _find(self, condition: str, values: list[Any], limit: str = "") -> list[sqlite3.Row]:
         with self._read() as connection:
             return connection.execute(
-                "SELECT t.history_hash, t.number, t.turn_id, t.session_id, n.hash FROM turns t "
+                "SELECT t.history_hash, t.number, t.turn_id, t.session_id, t.kind, n.hash FROM turns t "
                 "LEFT JOIN next_states n ON n.turn = t.number "
-                f"WHERE t.user = ? AND t.kind = 'main' AND {condition} ORDER BY t.number DESC {limit}",
+                f"WHERE t.user = ? AND {condition} ORDER BY t.number DESC {limit}",
                 values,
             ).fetchall()
 
@@ -258,4 +267,4 @@ def find_turn(connection: sqlite3.Connection, turn_id: str, user: str | None = N
 
 
 def _hit(index: int, row: sqlite3.Row) -> HistoryHit:
-    return HistoryHit(index, row["number"], row["turn_id"], row["session_id"], row["hash"])
+    return HistoryHit(index, row["number"], row["turn_id"], row["session_id"], row["kind"], row["hash"])

@@ -1,0 +1,268 @@
+"""People's say over what the store holds: reading it, correcting hints, opting out, deleting."""
+
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import StoreError, UnknownTurnError
+from ..types import valid_text
+from . import exports
+from .database import Database, to_json
+from .records import Deletion, StoredTurn, TurnState
+from .store_turns import find_turn, load_turns
+
+_CHUNK = 200  # turns in memory at once
+
+# A turn's reply stands in the histories of all that go on from it.
+_WITH_DESCENDANTS = """
+WITH RECURSIVE gone (number, turn_id) AS (
+    SELECT number, turn_id FROM turns WHERE {}
+    UNION
+    SELECT t.number, t.turn_id FROM turns t JOIN gone g ON t.parent = g.turn_id
+)
+SELECT number, turn_id FROM gone
+"""
+
+
+class People(Database):
+    """The part of the store that people use.
+
+    Wherever a method takes a `user`, `None` stands for all of them, which only who runs the gateway may ask for.
+    """
+
+    def turns(
+        self,
+        user: str | None = None,
+        session_id: str | None = None,
+        state: TurnState | None = None,
+        limit: int = 50,
+        before: int | None = None,
+    ) -> list[StoredTurn]:
+        """Turns, the newest first.
+
+        Args:
+            user: Only those of this user.
+            session_id: Only those of this session.
+            state: Only those in this state.
+            limit: How many at most.
+            before: Only those with a lower number.
+        """
+        with self._read() as connection:
+            numbers = _select(connection, user, session_id, None, state, "t.number < ?", before, f"DESC LIMIT {limit}")
+            return load_turns(connection, numbers)[::-1]
+
+    def all_turns(
+        self, user: str | None = None, session_id: str | None = None, turn_id: str | None = None
+    ) -> Iterator[StoredTurn]:
+        """All turns with these, oldest first, few of them in memory at once. Not one transaction."""
+        after = 0
+        while True:
+            with self._read() as connection:
+                numbers = _select(connection, user, session_id, turn_id, None, "t.number > ?", after, f"LIMIT {_CHUNK}")
+                found = load_turns(connection, numbers)
+            yield from found
+            if len(found) < _CHUNK:
+                return
+            after = found[-1].number
+
+    def show(self, user: str | None, turn_id: str) -> StoredTurn:
+        """One turn with all that is known of it.
+
+        Raises:
+            UnknownTurnError: When there is no such turn, or it is not this user's.
+        """
+        with self._read() as connection:
+            return load_turns(connection, [find_turn(connection, turn_id, user)])[0]
+
+    def export(
+        self,
+        user: str | None = None,
+        *,
+        session_id: str | None = None,
+        turn_id: str | None = None,
+        form: exports.ExportFormat = "jsonl",
+    ) -> tuple[Path, int]:
+        """Write turns into the folder `exports` beside the store, from where deleting them also removes the export.
+
+        Args:
+            user: Whose.
+            session_id: Only those of this session.
+            turn_id: Only this one.
+            form: `"jsonl"` for all, one in a line, or `"dataset"` for a `datasets` folder to train on, without side
+                traffic and users who opted out.
+
+        Returns:
+            The file or folder, and how many turns are in it.
+
+        Raises:
+            UnknownTurnError: When there are none.
+        """
+        with exports.exclusively(self.path.parent):
+            path, count = exports.write(self.path.parent, self.all_turns(user, session_id, turn_id), form)
+            if not count:
+                shutil.rmtree(path.parent)
+                raise UnknownTurnError("There are no such turns to export.")
+            return path, count
+
+    def users(self) -> list[str]:
+        """Everyone who has turns."""
+        with self._read() as connection:
+            return [row["user"] for row in connection.execute("SELECT DISTINCT user FROM turns ORDER BY user")]
+
+    def counts(self, user: str | None = None) -> dict[str, int]:
+        """How many turns are in each state. States without turns are missing."""
+        with self._read() as connection:
+            rows = connection.execute(
+                "SELECT state, count(*) AS turns FROM turn_states WHERE user = coalesce(?, user) GROUP BY state",
+                (user,),
+            )
+            return {row["state"]: row["turns"] for row in rows}
+
+    def edit_hint(self, user: str | None, turn_id: str, hints: Sequence[str]) -> None:
+        """Put hints in place of a turn's, or none. They count from now on, whatever a judge says later.
+
+        Args:
+            user: Whose turn.
+            turn_id: The turn.
+            hints: What the reply should have been like. Blank ones are left out.
+
+        Raises:
+            UnknownTurnError: When there is no such turn, or it is not this user's.
+        """
+        kept = [text for text in (valid_text(hint).strip() for hint in hints) if text]
+        with self._write() as connection:
+            number = find_turn(connection, turn_id, user)
+            connection.execute(
+                "INSERT INTO verdicts (turn, outcome, source, created, hints, votes) "
+                "VALUES (?, 'unasked', 'edit', ?, ?, '[]')",
+                (number, self.clock(), to_json(kept)),
+            )
+
+    def opt_out(self, user: str, on: bool = True) -> None:
+        """Keep a user's turns from being judged and trained, or no longer. What was trained already stays so."""
+        with self._write() as connection:
+            connection.execute(
+                "INSERT INTO opt_outs (user, opted_out, created) VALUES (?, ?, ?)", (user, on, self.clock())
+            )
+
+    def opted_out(self, user: str) -> bool:
+        """Whether a user has opted out."""
+        with self._read() as connection:
+            row = connection.execute(
+                "SELECT opted_out FROM opt_outs WHERE user = ? ORDER BY number DESC LIMIT 1", (user,)
+            ).fetchone()
+        return row is not None and bool(row["opted_out"])
+
+    def delete(self, user: str | None = None, *, session_id: str | None = None, turn_id: str | None = None) -> Deletion:
+        """Delete turns with all that hangs on them, and their text wherever it lies.
+
+        With a turn go all turns whose history holds its reply, and the next states of earlier turns that its request
+        told, with what a judge made of them. Exports that hold any of it are removed. The freed parts of the file are
+        overwritten and its log is emptied. What was learned from a turn stays in the adapters.
+
+        Args:
+            user: Whose. All of a user's turns, unless a session or a turn is named.
+            session_id: A session.
+            turn_id: A turn.
+
+        Returns:
+            What was deleted. What was deleted before counts as nothing, and its traces are removed once more.
+
+        Raises:
+            UnknownTurnError: When there is no such user, session or turn.
+            StoreError: When nothing is named, or a session of this name belongs to several users.
+            StoreBusyError: Also when everything is deleted, but a reader keeps the log in use. Delete again.
+        """
+        what = "turn" if turn_id is not None else "session" if session_id is not None else "user"
+        named = turn_id or session_id or user
+        if not named:
+            raise StoreError("Say what to delete: a user, a session or a turn.")
+        with exports.exclusively(self.path.parent):
+            with self._write() as connection:
+                gone, told = _what_goes(connection, user, session_id, turn_id)
+                if not gone and not _was_deleted(connection, what, named):
+                    raise UnknownTurnError(f"There is no {what} {named!r}{_of(user, what)}.")
+                ids = {row["turn_id"] for row in [*gone, *told]}
+                removed = exports.remove(self.path.parent, ids)
+                numbers = [row["number"] for row in gone]
+                sessions = _delete(connection, numbers, [row["number"] for row in told])
+                if gone:
+                    connection.execute(
+                        "INSERT INTO tombstones (what, id, turns, created) VALUES (?, ?, ?, ?)",
+                        (what, named, len(gone), self.clock()),
+                    )
+            self._checkpoint()
+        return Deletion(len(gone), sessions, tuple(removed))
+
+
+def _select(
+    connection: sqlite3.Connection,
+    user: str | None,
+    session_id: str | None,
+    turn_id: str | None,
+    state: str | None,
+    beyond: str,
+    edge: int | None,
+    order: str,
+) -> list[int]:
+    """The numbers of turns that fit, in an order."""
+    wanted: dict[str, Any] = {"t.user = ?": user, "t.session_id = ?": session_id, "t.turn_id = ?": turn_id}
+    wanted |= {"s.state = ?": state, beyond: edge}
+    wanted = {condition: value for condition, value in wanted.items() if value is not None}
+    source = "turns t" if state is None else "turns t JOIN turn_states s USING (number)"
+    rows = connection.execute(
+        f"SELECT t.number FROM {source} WHERE {' AND '.join(wanted) or 'true'} ORDER BY t.number {order}",
+        list(wanted.values()),
+    )
+    return [row["number"] for row in rows]
+
+
+def _what_goes(
+    connection: sqlite3.Connection, user: str | None, session_id: str | None, turn_id: str | None
+) -> tuple[list[sqlite3.Row], list[sqlite3.Row]]:
+    """The turns to delete, and the other turns whose next state one of them told."""
+    wanted = {"user = ?": user, "session_id = ?": session_id, "turn_id = ?": turn_id}
+    wanted = {condition: value for condition, value in wanted.items() if value is not None}
+    chosen, values = " AND ".join(wanted), list(wanted.values())
+    if user is None and session_id is not None:
+        owners = connection.execute(f"SELECT DISTINCT user FROM turns WHERE {chosen}", values).fetchall()
+        if len(owners) > 1:
+            raise StoreError(f"Several users have a session {session_id!r}: say whose to delete.")
+    gone = connection.execute(_WITH_DESCENDANTS.format(chosen), values).fetchall()
+    told = []
+    for row in gone:
+        told += connection.execute(
+            "SELECT t.number, t.turn_id FROM next_states n JOIN turns t ON t.number = n.turn WHERE n.told_by = ?",
+            (row["turn_id"],),
+        ).fetchall()
+    numbers = {row["number"] for row in gone}
+    return gone, [row for row in told if row["number"] not in numbers]
+
+
+def _delete(connection: sqlite3.Connection, numbers: Iterable[int], told: Iterable[int]) -> int:
+    """Delete turns, and what is known of other turns through them.
+
+    Returns:
+        How many sessions lost turns.
+    """
+    sessions = set()
+    for number in numbers:
+        sessions.add(
+            tuple(connection.execute("SELECT user, session_id FROM turns WHERE number = ?", (number,)).fetchone())
+        )
+        connection.execute("DELETE FROM turns WHERE number = ?", (number,))
+    for number in told:
+        connection.execute("DELETE FROM next_states WHERE turn = ?", (number,))
+        connection.execute("DELETE FROM verdicts WHERE turn = ? AND source <> 'feedback'", (number,))
+    return len(sessions)
+
+
+def _was_deleted(connection: sqlite3.Connection, what: str, named: str) -> bool:
+    row = connection.execute("SELECT 1 FROM tombstones WHERE what = ? AND id = ?", (what, named)).fetchone()
+    return row is not None
+
+
+def _of(user: str | None, what: str) -> str:
+    return "" if user is None or what == "user" else f" of user {user!r}"
