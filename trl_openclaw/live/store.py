@@ -2,11 +2,12 @@
 
 from .store_batches import Batches
 from .store_data import People
+from .store_pages import Pages
 from .store_turns import Turns
 from .store_versions import Versions
 
 __all__ = ["Store"]
 
 
-class Store(Turns, Batches, Versions, People):
+class Store(Turns, Batches, Versions, People, Pages):
     """Turns, what followed them, verdicts, batches, versions, and what people see and say of it. See `Database`."""

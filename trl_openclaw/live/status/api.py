@@ -1,0 +1,170 @@
+"""The page itself, the data that it shows, and what its buttons do, as routes for the gateway's application."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.routing import APIRoute
+
+from ...errors import StoreBusyError, StoreError, UnknownTurnError
+from ..gateway.api_errors import ApiError
+from ..gateway.auth import CurrentUser
+from ..records import BASE_VERSION
+from ..store import Store
+from .headers import DATA_HEADERS, PAGE_HEADERS
+from .overview import Overviews, Problems
+from .views import scores_view, session_view, turn_view, version_views
+
+PAGE = Path(__file__).with_name("page")
+FILES = {
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+    **{f"{name}.js": "text/javascript" for name in ("app", "client", "conversation", "dom", "heatmap", "learning")},
+}
+MOST_HINTS = 20
+LONGEST_HINT = 4000
+
+Limit = Annotated[int, Query(ge=1, le=100)]
+Json = Annotated[Any, Body()]
+
+
+def status_router(
+    store: Store,
+    *,
+    model: str = "",
+    problems: Problems = lambda user: (),
+    turns_per_step: int = 16,
+    max_version_lag: int = 4,
+) -> APIRouter:
+    """The routes of the status page: `/` and everything under `/status/`. Whose data they show says the key.
+
+    Args:
+        store: The store.
+        model: The model's name.
+        problems: What is wrong now, for a user (judges that cannot be reached, an engine that is down), one line each.
+        turns_per_step: Turns in one update of the learner.
+        max_version_lag: How old they may be, in versions.
+    """
+    router = APIRouter(route_class=_Route, include_in_schema=False)
+    overviews = Overviews(store, model, problems, turns_per_step, max_version_lag)
+    _add_reads(router, store, overviews)
+    _add_changes(router, store, overviews)
+    _add_files(router)
+    return router
+
+
+def _add_reads(router: APIRouter, store: Store, overviews: Overviews) -> None:
+    @router.get("/status/overview")
+    def overview(request: Request, user: CurrentUser) -> Response:
+        etag, data = overviews.of(user)
+        headers = {**DATA_HEADERS, "ETag": etag}
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return JSONResponse(data, headers=headers)
+
+    @router.get("/status/sessions")
+    def sessions(user: CurrentUser, limit: Limit = 20, before: int | None = None) -> JSONResponse:
+        found = store.session_page(user, limit + 1, before)
+        return _data({"sessions": [session_view(line) for line in found[:limit]], "more": len(found) > limit})
+
+    @router.get("/status/turns")
+    def turns(user: CurrentUser, session: str, limit: Limit = 20, before: int | None = None) -> JSONResponse:
+        found = store.turns(user, session, limit=limit + 1, before=before)
+        shown = found[:limit][::-1]
+        scored = store.scored_batches(shown)
+        views = [turn_view(turn, scored.get(turn.turn_id)) for turn in shown]
+        return _data({"turns": views, "more": len(found) > limit})
+
+    @router.get("/status/tokens")
+    def tokens(user: CurrentUser, turn: str) -> JSONResponse:
+        scores = store.token_scores(turn, user)
+        if scores is None:
+            raise ApiError(404, "This turn has no token scores.")
+        return _data(scores_view(scores))
+
+
+def _add_changes(router: APIRouter, store: Store, overviews: Overviews) -> None:
+    def change(path: str) -> Callable[[Callable[[str, Any], dict[str, Any]]], None]:
+        def add(do: Callable[[str, Any], dict[str, Any]]) -> None:
+            def changed(user: CurrentUser, body: Json = None) -> JSONResponse:
+                done = do(user, body)
+                overviews.forget(user)
+                return _data(done)
+
+            router.add_api_route(f"/status/{path}", changed, methods=["POST"], name=path)
+
+        return add
+
+    @change("hints")
+    def set_hints(user: str, body: Any) -> dict[str, Any]:
+        hints = [hint.strip() for hint in _field(body, "hints", list) if isinstance(hint, str) and hint.strip()]
+        if len(hints) > MOST_HINTS or any(len(hint) > LONGEST_HINT for hint in hints):
+            raise ApiError(400, f"A turn takes at most {MOST_HINTS} hints of {LONGEST_HINT} characters.", param="hints")
+        store.edit_hint(user, _field(body, "turn", str), hints)
+        return {"hints": hints}
+
+    @change("delete")
+    def delete(user: str, body: Any) -> dict[str, Any]:
+        what = "session" if isinstance(body, dict) and "session" in body else "turn"
+        deletion = store.delete(user, **{f"{what}_id": _field(body, what, str)})
+        return {"turns": deletion.turns}
+
+    @change("opt-out")
+    def opt_out(user: str, body: Any) -> dict[str, Any]:
+        on = _field(body, "on", bool)
+        store.opt_out(user, on)
+        return {"on": on}
+
+    @change("roll-back")
+    def roll_back(user: str, body: Any) -> dict[str, Any]:
+        to, published = _field(body, "to", str), store.published_version(user)
+        offered = {view["version"] for view in version_views(store.versions(user), published) if view["can_return_to"]}
+        if to not in offered:
+            raise ApiError(409, f"There is no going back to {to[:40]!r}: it has never answered, or answers now.")
+        if published == BASE_VERSION:
+            store.publish(user, to)
+        else:
+            store.roll_back(user, to)
+        return {"published": to}
+
+
+def _add_files(router: APIRouter) -> None:
+    @router.get("/")
+    def page() -> FileResponse:
+        return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+
+    @router.get("/status/{name}")
+    def file(name: str) -> FileResponse:
+        if name not in FILES:
+            raise ApiError(404, f"There is no file {name[:40]!r}.")
+        return FileResponse(PAGE / name, media_type=FILES[name], headers=PAGE_HEADERS)
+
+
+def _data(content: dict[str, Any]) -> JSONResponse:
+    return JSONResponse(content, headers=DATA_HEADERS)
+
+
+def _field(body: Any, name: str, kind: type) -> Any:
+    value = body.get(name) if isinstance(body, dict) else None
+    if not isinstance(value, kind):
+        raise ApiError(400, f"The body must be JSON with {name!r}: {kind.__name__}.", param=name)
+    return value
+
+
+class _Route(APIRoute):
+    """A route whose troubles with the store are answers."""
+
+    def get_route_handler(self) -> Callable[..., Any]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except UnknownTurnError as error:
+                raise ApiError(404, str(error)) from error
+            except StoreError as error:
+                raise ApiError(503 if isinstance(error, StoreBusyError) else 500, str(error)) from error
+
+        return answer
