@@ -94,6 +94,13 @@ CREATE TABLE IF NOT EXISTS expiries (
     created REAL NOT NULL
 );
 
+-- What a learner found it cannot train, such as a prompt that its template renders to other ids.
+CREATE TABLE IF NOT EXISTS set_aside (
+    turn INTEGER PRIMARY KEY REFERENCES turns (number) ON DELETE CASCADE,
+    reason TEXT NOT NULL,
+    created REAL NOT NULL
+);
+
 CREATE TABLE IF NOT EXISTS token_scores (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     turn INTEGER NOT NULL REFERENCES turns (number) ON DELETE CASCADE,
@@ -184,7 +191,8 @@ SELECT
         WHEN (SELECT o.opted_out FROM opt_outs o WHERE o.user = t.user ORDER BY o.number DESC LIMIT 1) THEN 'opted_out'
         WHEN length(t.prompt_ids) = 0 OR length(t.completion_ids) = 0
             OR length(t.logprobs) <> length(t.completion_ids)
-            OR t.finish_reason IN ('disconnect', 'length') THEN 'unusable'
+            OR t.finish_reason IN ('disconnect', 'length')
+            OR EXISTS (SELECT 1 FROM set_aside a WHERE a.turn = t.number) THEN 'unusable'
         WHEN t.held_out THEN 'held_out'
         WHEN EXISTS (SELECT 1 FROM expiries x WHERE x.turn = t.number) THEN 'expired'
         WHEN EXISTS (SELECT 1 FROM verdicts v WHERE v.turn = t.number) THEN (

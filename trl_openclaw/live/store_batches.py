@@ -2,7 +2,7 @@
 
 import sqlite3
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..errors import StoreError, UnknownTurnError
 from .database import Database, from_json, pack, to_json, unpack
@@ -108,6 +108,25 @@ class Batches(Database):
             "INSERT INTO batch_ends (batch_id, outcome, version, created) VALUES (?, ?, ?, ?)",
             (batch_id, outcome, version, self.clock()),
         )
+
+    def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
+        """Say that turns cannot be trained, and why, in a word. They are unusable from now on, and wait for no judge."""
+        with self._write() as connection:
+            connection.executemany(
+                "INSERT INTO set_aside (turn, reason, created) SELECT number, ?, ? FROM turns WHERE turn_id = ? "
+                "ON CONFLICT (turn) DO NOTHING",
+                [(reason, self.clock(), turn_id) for turn_id in turn_ids],
+            )
+
+    def set_aside_counts(self, user: str | None = None) -> dict[str, int]:
+        """How many of this user's turns were set aside, or of all users' (`None`), by the reason."""
+        with self._read() as connection:
+            rows = connection.execute(
+                "SELECT reason, count(*) AS turns FROM set_aside a JOIN turns t ON t.number = a.turn "
+                "WHERE t.user = coalesce(?, t.user) GROUP BY reason ORDER BY reason",
+                (user,),
+            ).fetchall()
+        return {row["reason"]: row["turns"] for row in rows}
 
     def add_token_scores(self, batch_id: str, scores: Mapping[str, TokenScores]) -> None:
         """Keep what a step computed for the tokens of its turns, by `turn_id`. Turns deleted by now are left out."""
