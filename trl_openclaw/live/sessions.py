@@ -17,8 +17,8 @@ from .side_traffic import automatic
 class TurnFinder(Protocol):
     """What matching needs of the store."""
 
-    def find_by_history(self, user: str, hashes: Sequence[bytes]) -> list[HistoryHit]:
-        """Turns whose history has one of these hashes, the newest first for each."""
+    def find_by_history(self, user: str, hashes: Sequence[bytes], limit: int = ...) -> list[HistoryHit]:
+        """Turns whose history has the first of these hashes that any has, the newest first."""
         ...
 
     def find_by_tail(self, user: str, tail_hash: bytes, limit: int = ...) -> list[HistoryHit]:
@@ -43,29 +43,31 @@ class Match:
     Args:
         parent: The turn whose reply is the last assistant message of the history.
         session_id: The session that the request gives or goes on with; `None` where it begins one.
-        next_states: By `turn_id`, what followed replies of which that was not known.
-        unmatched: Whether the history has a reply at its end that was not found.
+        answered: The turn that was found, if the request is the first to say what followed it.
+        next_state: What followed it.
+        unmatched: Whether the history ends with a reply that was not found.
         ambiguous: Whether that is because several turns fit a history that was cut or edited.
-        alternates: How many replies were followed by something else the first time: edits and branches.
+        alternate: Whether something else followed the turn the first time, as after an edit or in a branch.
     """
 
     parent: str | None = None
     session_id: str | None = None
-    next_states: tuple[tuple[str, list[dict[str, Any]]], ...] = ()
+    answered: str | None = None
+    next_state: tuple[dict[str, Any], ...] = ()
     unmatched: bool = False
     ambiguous: bool = False
-    alternates: int = 0
+    alternate: bool = False
 
 
 def match(
     store: TurnFinder, user: str, messages: Messages, session_id: str | None = None, *, side: bool = False
 ) -> Match:
-    """Find the turns whose replies stand in a request's history. Reads only.
+    """Find the turn whose reply ends the longest part of a request's history that is known. Reads only.
 
-    Each assistant message is looked for by all that comes before it and itself. Where the last one is not found so,
-    because the client has cut or edited what came before, it is looked for by itself and the message before it, and
-    taken if only one turn fits. Of several turns with the same history (a conversation that was begun twice) the one
-    is meant that was followed by the same messages, else the newest that nothing has followed yet.
+    What stands before that reply was matched when its own request came. Where the known part does not reach to the last
+    reply, because the client has cut or edited what came before, that one is looked for by itself and the message
+    before it, and taken if only one turn fits. Of several turns with the same history (a conversation that was begun
+    twice) the one is meant that was followed by the same messages, else the newest that nothing has followed yet.
 
     Args:
         store: Where to look.
@@ -82,44 +84,36 @@ def match(
             replies.append((place, chain))
     if not replies:
         return Match(session_id=session_id)
-    replies.reverse()
+    last = replies[-1][0]
 
-    hits: dict[int, list[HistoryHit]] = {}
-    for hit in store.find_by_history(user, [digest for _, digest in replies]):
-        hits.setdefault(hit.index, []).append(hit)
-    last = replies[0][0]
+    found = store.find_by_history(user, [digest for _, digest in reversed(replies)])
+    place = replies[-1 - found[0].index][0] if found else last
     ambiguous = False
-    if 0 not in hits:
-        found = _by_tail(store, user, messages[: last + 1], session_id, _following(messages, last))
-        ambiguous = len(found) > 1
-        if len(found) == 1:
-            hits[0] = found
+    if not found or place < last:
+        tails = _by_tail(store, user, messages[: last + 1], session_id, _following(messages, last))
+        ambiguous = len(tails) > 1
+        if len(tails) == 1:
+            found, place = tails, last
+    if not found:
+        return Match(session_id=session_id, unmatched=True, ambiguous=ambiguous)
 
-    next_states: list[tuple[str, list[dict[str, Any]]]] = []
-    alternates = 0
-    meant: dict[int, HistoryHit] = {}
-    for index in sorted(hits):
-        following = _following(messages, replies[index][0])
-        hit = meant[index] = _meant(hits[index], following, session_id)
-        if side or not following or hit.kind == "side":
-            continue
-        if not hit.has_next_state:
-            next_states.append((hit.turn_id, following))
-        elif hit.next_state_hash != extended(NO_HISTORY, following):
-            alternates += 1
-    nearest = meant[min(meant)] if meant else None
+    following = _following(messages, place)
+    hit = _meant(found, following, session_id)
+    says = bool(following) and not side and hit.kind != "side"
+    news = says and not hit.has_next_state
     return Match(
-        parent=meant[0].turn_id if 0 in meant else None,
-        session_id=session_id or (nearest.session_id if nearest else None),
-        next_states=tuple(next_states),
-        unmatched=0 not in meant,
+        parent=hit.turn_id if place == last else None,
+        session_id=session_id or hit.session_id,
+        answered=hit.turn_id if news else None,
+        next_state=tuple(following) if news else (),
+        unmatched=place < last,
         ambiguous=ambiguous,
-        alternates=alternates,
+        alternate=says and hit.has_next_state and hit.next_state_hash != extended(NO_HISTORY, following),
     )
 
 
-def attach(store: NextStateTaker, found: Match, told_by: str, source: str = "request") -> int:
-    """Write down the next states of a match.
+def attach(store: NextStateTaker, found: Match, told_by: str, source: str = "request") -> bool:
+    """Write down the next state of a match.
 
     Args:
         store: Where to.
@@ -128,9 +122,11 @@ def attach(store: NextStateTaker, found: Match, told_by: str, source: str = "req
         source: How it is known.
 
     Returns:
-        How many were news: another request may have been faster.
+        Whether there was one, and it was news: another request may have been faster.
     """
-    return sum(store.add_next_state(turn_id, messages, source, told_by) for turn_id, messages in found.next_states)
+    if found.answered is None:
+        return False
+    return store.add_next_state(found.answered, list(found.next_state), source, told_by)
 
 
 def _following(messages: Messages, place: int) -> list[dict[str, Any]]:

@@ -14,8 +14,6 @@ from .records import HistoryHit, NewTurn, StoredTurn, StoredVerdict, TurnHashes,
 
 HELD_OUT_ONE_IN = 8
 
-_HITS = 64  # hashes in one query: nearly always the longest prefixes are enough
-
 _TURNS = """
 SELECT t.*, s.state, s.lag, n.messages AS next_state, n.source AS next_state_source,
     n.told_by AS next_state_told_by,
@@ -174,35 +172,24 @@ class Turns(Database):
             self._add_verdict(connection, number, thumb, _OUTCOMES[thumb], hints, (), "feedback")
             return True
 
-    def find_by_history(self, user: str, hashes: Sequence[bytes]) -> list[HistoryHit]:
-        """This user's turns whose history has one of these hashes, the newest first for each hash.
+    def find_by_history(self, user: str, hashes: Sequence[bytes], limit: int = 100) -> list[HistoryHit]:
+        """This user's turns whose history has the first of these hashes that any has, the newest first.
 
         Args:
             user: Whose turns.
-            hashes: What to look for, the most wanted first. Where many are given, those further back are only looked
-                for when none in front of them is found.
+            hashes: What to look for, the most wanted first.
+            limit: How many at most.
         """
-        for start in range(0, len(hashes), _HITS):
-            some = hashes[start : start + _HITS]
-            found = self._find(f"t.history_hash IN ({', '.join('?' * len(some))})", [user, *some])
-            if found:
-                places = {digest: start + i for i, digest in reversed(list(enumerate(some)))}
-                return [_hit(places[row["history_hash"]], row) for row in found]
+        with self._read() as connection:
+            for index, digest in enumerate(hashes):
+                if found := _find(connection, "history_hash", user, digest, limit, index):
+                    return found
         return []
 
     def find_by_tail(self, user: str, tail_hash: bytes, limit: int = 100) -> list[HistoryHit]:
         """This user's turns with this tail, the newest first, at most `limit`."""
-        rows = self._find("t.tail_hash = ?", [user, tail_hash, limit], "LIMIT ?")
-        return [_hit(0, row) for row in rows]
-
-    def _find(self, condition: str, values: list[Any], limit: str = "") -> list[sqlite3.Row]:
         with self._read() as connection:
-            return connection.execute(
-                "SELECT t.history_hash, t.number, t.turn_id, t.session_id, t.kind, n.hash FROM turns t "
-                "LEFT JOIN next_states n ON n.turn = t.number "
-                f"WHERE t.user = ? AND {condition} ORDER BY t.number DESC {limit}",
-                values,
-            ).fetchall()
+            return _find(connection, "tail_hash", user, tail_hash, limit)
 
     def unjudged(self, limit: int) -> list[StoredTurn]:
         """Turns that wait for a judge, oldest answer first.
@@ -266,5 +253,13 @@ def find_turn(connection: sqlite3.Connection, turn_id: str, user: str | None = N
     return row["number"]
 
 
-def _hit(index: int, row: sqlite3.Row) -> HistoryHit:
-    return HistoryHit(index, row["number"], row["turn_id"], row["session_id"], row["kind"], row["hash"])
+def _find(
+    connection: sqlite3.Connection, column: str, user: str, digest: bytes, limit: int, index: int = 0
+) -> list[HistoryHit]:
+    rows = connection.execute(
+        "SELECT t.number, t.turn_id, t.session_id, t.kind, n.hash FROM turns t "
+        f"LEFT JOIN next_states n ON n.turn = t.number WHERE t.user = ? AND t.{column} = ? "
+        "ORDER BY t.number DESC LIMIT ?",
+        (user, digest, limit),
+    )
+    return [HistoryHit(index, *row) for row in rows]
