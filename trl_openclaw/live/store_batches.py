@@ -110,7 +110,7 @@ class Batches(Database):
         )
 
     def set_aside(self, turn_ids: Sequence[str], reason: str) -> None:
-        """Say that turns cannot be trained, and why, in a word. They are unusable from now on, and wait for no judge."""
+        """Say that turns cannot be trained, and why in a word. They are unusable from now on and wait for no judge."""
         with self._write() as connection:
             connection.executemany(
                 "INSERT INTO set_aside (turn, reason, created) SELECT number, ?, ? FROM turns WHERE turn_id = ? "
