@@ -111,6 +111,9 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
         """Return the advantages `(B,)` or `(B, T)` of a micro-batch, given the sampling policy's log-probs `(B, T)`."""
         return inputs["advantages"]
 
+    def on_student(self, inputs: dict[str, Any], per_token_logps: torch.Tensor) -> None:
+        """Called in the loss with a micro-batch and the student's log-probs `(B, T)`, before `token_advantages`."""
+
     def token_losses(
         self, inputs: dict[str, Any], per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module
     ) -> torch.Tensor | None:
@@ -247,6 +250,7 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
         old = inputs.get("old_per_token_logps")
 
         def set_advantages(per_token_logps: torch.Tensor) -> None:
+            self.on_student(inputs, per_token_logps)
             inputs["advantages"] = self.token_advantages(inputs, per_token_logps if old is None else old)
 
         width = inputs["completion_ids"].size(1)

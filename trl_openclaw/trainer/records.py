@@ -84,8 +84,12 @@ class ChoiceRecord:
             trainer.record_column(name, [None] * len(self._choice))
         self._reserved = True
 
-    def record(self, trainer: SeamGRPOTrainer) -> None:
-        """Log the hints, how well they agree with the student, and whether replies speak of them."""
+    def record(self, trainer: SeamGRPOTrainer) -> list[HintedTurn]:
+        """Log the hints, how well they agree with the student, and whether replies speak of them.
+
+        Returns:
+            What each turn is taught with.
+        """
         choice = self._choice.tolist()
         chosen = self.lesson.chosen([choice[turn.row][turn.step] for turn in self.turns.turns])
         hints = self.turns.by_row([one.hint for one in chosen])
@@ -98,6 +102,7 @@ class ChoiceRecord:
             shares = [None if math.isnan(share) else share for share in self._overlap.nanmean(dim=1).tolist()]
             trainer.record_column("hint_overlap", shares, replace=self._reserved)
         self._record_leakage(trainer, chosen)
+        return chosen
 
     def _record_leakage(self, trainer: SeamGRPOTrainer, chosen: Sequence[HintedTurn]) -> None:
         """Log which share of the replies speaks of hints that the student was never shown."""

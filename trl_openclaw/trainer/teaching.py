@@ -18,6 +18,7 @@ from torch import nn
 from .._trl import Rollout
 from ..lm_head import LMHead, TokenStates
 from .comparison import Comparison, Heads, OldPolicy, Student
+from .hint_rows import HintedTurn
 from .read_hints import HintReader
 from .records import ChoiceRecord, record_lesson
 from .teacher_pass import Answers, ReferenceScores, TeacherPass, last_ends
@@ -40,6 +41,8 @@ class Teaching:
         self.reader = HintReader(trainer)
         self.old_policy = OldPolicy(trainer.args.topk, self.head_of)
         self.heads = Heads()
+        self.chosen: list[HintedTurn] = []
+        """What each turn of the latest batch is taught with, once all rows have been compared."""
         self._answers: Answers | None = None
         self._reference: ReferenceScores | None = None
         self._record: ChoiceRecord | None = None
@@ -53,6 +56,7 @@ class Teaching:
         """Let go of a batch that was given up on its way from sampling to here."""
         self.old_policy.forget()
         self._answers = self._reference = None
+        self.chosen = []
 
     def score_ahead(self, inputs: list[dict[str, Any]], rollout: Rollout) -> None:
         """Score what needs no feedback. A collective.
@@ -96,7 +100,7 @@ class Teaching:
     def record_choice(self) -> None:
         """Log what was chosen, once all rows of the generation batch have been compared. A collective then."""
         if self._record is not None and self._record.is_complete:
-            self._record.record(self.trainer)
+            self.chosen = self._record.record(self.trainer)
             self._record = None
 
     def _ask(self, inputs: list[dict[str, Any]], rollout: Rollout) -> Answers:
