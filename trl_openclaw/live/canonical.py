@@ -12,6 +12,7 @@ from .records import TurnHashes
 NO_HISTORY = b""
 """The hash of no messages."""
 
+_BETWEEN = "\x1f"  # white space to `split`, so no text has it
 _SYSTEM_ROLES = ("system", "developer")
 _THINKING = re.compile(r"^(?:\s*<think>)?.*?</think>", re.DOTALL)
 
@@ -30,8 +31,10 @@ def canonical(message: Message) -> bytes:
     text = message_text(message)
     if role == "assistant" and "</think>" in text:
         text = _THINKING.sub("", text, count=1)
-    kept = [role, message.get("name"), " ".join(text.split()), _calls(message.get("tool_calls"))]
-    return json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str).encode()
+    kept = [str(role), str(message.get("name") or ""), " ".join(text.split())]
+    if calls := _calls(message.get("tool_calls")):
+        kept.append(json.dumps(calls, sort_keys=True, default=str))
+    return _BETWEEN.join(kept).encode("utf-8", "surrogatepass")
 
 
 def _calls(calls: Any) -> list[Any]:
@@ -62,9 +65,17 @@ def extended(history: bytes, messages: Iterable[Message]) -> bytes:
     return history
 
 
-def turn_hashes(messages: Sequence[Message], reply: Message) -> TurnHashes:
-    """By what a later request finds the turn that answered these messages with this reply."""
-    return TurnHashes(extended(extended(NO_HISTORY, messages), [reply]), tail_hash(messages, reply))
+def turn_hashes(messages: Sequence[Message], reply: Message, history: bytes | None = None) -> TurnHashes:
+    """By what a later request finds the turn that answered these messages with this reply.
+
+    Args:
+        messages: The request's messages.
+        reply: The assistant message.
+        history: The hash of `messages`, where it is known already (see `Match.history`).
+    """
+    if history is None:
+        history = extended(NO_HISTORY, messages)
+    return TurnHashes(extended(history, [reply]), tail_hash(messages, reply))
 
 
 def tail_hash(messages: Sequence[Message], reply: Message) -> bytes:

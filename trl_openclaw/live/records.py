@@ -92,9 +92,9 @@ class NewTurn:
             raise ValueError(
                 f"Each sampled id has one log-prob, got {len(self.logprobs)} for {len(self.completion_ids)} ids."
             )
-        if not all(0 <= i < 2**31 for ids in (self.prompt_ids, self.completion_ids) for i in ids):
+        if any(min(ids) < 0 or max(ids) >= 2**31 for ids in (self.prompt_ids, self.completion_ids) if ids):
             raise ValueError("A token id is an integer from 0 to 2**31 - 1.")
-        if not all(math.isfinite(value) for value in self.logprobs):
+        if not all(map(math.isfinite, self.logprobs)):
             raise ValueError("A log-prob is a finite number.")
 
 

@@ -48,6 +48,7 @@ class Match:
         unmatched: Whether the history ends with a reply that was not found.
         ambiguous: Whether that is because several turns fit a history that was cut or edited.
         alternate: Whether something else followed the turn the first time, as after an edit or in a branch.
+        history: The hash of the request's messages, for `turn_hashes`.
     """
 
     parent: str | None = None
@@ -57,6 +58,7 @@ class Match:
     unmatched: bool = False
     ambiguous: bool = False
     alternate: bool = False
+    history: bytes | None = None
 
 
 def match(
@@ -83,7 +85,7 @@ def match(
         if message.get("role") == "assistant":
             replies.append((place, chain))
     if not replies:
-        return Match(session_id=session_id)
+        return Match(session_id=session_id, history=chain)
     last = replies[-1][0]
 
     found = store.find_by_history(user, [digest for _, digest in reversed(replies)])
@@ -95,7 +97,7 @@ def match(
         if len(tails) == 1:
             found, place = tails, last
     if not found:
-        return Match(session_id=session_id, unmatched=True, ambiguous=ambiguous)
+        return Match(session_id=session_id, unmatched=True, ambiguous=ambiguous, history=chain)
 
     following = _following(messages, place)
     hit = _meant(found, following, session_id)
@@ -109,6 +111,7 @@ def match(
         unmatched=place < last,
         ambiguous=ambiguous,
         alternate=says and hit.has_next_state and hit.next_state_hash != extended(NO_HISTORY, following),
+        history=chain,
     )
 
 
