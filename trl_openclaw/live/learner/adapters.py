@@ -1,0 +1,56 @@
+"""Adapter versions as folders: written whole or not at all, read back, and removed when they are old."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from peft import load_peft_weights, set_peft_model_state_dict
+
+from ...errors import LearnerError
+from .snapshot import load_tensors, trained_tensors
+
+if TYPE_CHECKING:
+    from .trainer import LiveTrainer
+
+
+def write_adapter(trainer: "LiveTrainer", folder: Path) -> None:
+    """Write the adapter in training to `folder`, beside it first. For one process."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    name = model.active_adapter
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    for leftover in (unfinished, folder):  # of a learner that was killed; a finished version is never written again
+        shutil.rmtree(leftover, ignore_errors=True)
+    model.save_pretrained(unfinished, selected_adapters=[name])
+    inner = unfinished / name
+    (inner if inner.is_dir() else unfinished).rename(folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@torch.no_grad()
+def read_adapter(trainer: "LiveTrainer", path: str | None) -> None:
+    """Put a version's weights into the adapter in training; those of the start for the base model (`None`).
+
+    Raises:
+        LearnerError: If the folder is not there, or holds another kind of adapter.
+    """
+    if path is None:
+        load_tensors(trainer, trainer.initial_weights)
+        return
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    before = {name: tensor.shape for name, tensor in trained_tensors(trainer).items()}
+    try:
+        weights = load_peft_weights(path, device=str(trainer.accelerator.device))
+        found = set_peft_model_state_dict(model, weights, adapter_name=model.active_adapter)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise LearnerError(f"The adapter in {path} cannot be loaded: {error}") from error
+    if found.unexpected_keys or {name: tensor.shape for name, tensor in trained_tensors(trainer).items()} != before:
+        raise LearnerError(f"The adapter in {path} is of another kind than the one in training.")
+
+
+def remove_old(folder: Path, keep: int, used: set[str]) -> None:
+    """Remove a user's oldest version folders, as many as there are beyond `keep`, but none that is used."""
+    versions = sorted(path for path in folder.glob("v*") if path.is_dir())
+    for path in versions[:-keep]:
+        if path.name not in used:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,159 @@
+"""The learner's dealings with the store. Only the main process has them."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import LearnerError
+from ..records import BASE_VERSION, Batch, StoredTurn
+from ..store import Store
+from .checkpoints import Progress
+from .patient import patient
+from .rollouts import LiveTurn
+
+logger = logging.getLogger(__name__)
+
+LEFT_BEHIND = "the learner ended before it was checked"
+OVERTAKEN = "another version was published before this one could be"
+
+
+@dataclass(frozen=True)
+class LiveBatch:
+    """A claimed batch whose turns can all be trained."""
+
+    batch_id: str
+    turns: tuple[LiveTurn, ...]
+
+
+@dataclass(frozen=True)
+class GoTo:
+    """Somebody has published another version than the one in the learner's hands.
+
+    Args:
+        version: That version.
+        path: Its adapter, `None` for the base model.
+    """
+
+    version: str
+    path: str | None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """There are too few turns, `ready` of them; `None` where that has to be found out anew."""
+
+    ready: int | None
+
+
+class Desk:
+    """Takes batches and gives them back.
+
+    Args:
+        store: The store.
+        user: Whose turns.
+        count: Turns of a batch.
+        max_lag: How many versions may have been published since a turn was sampled.
+        model: The name under which turns of this model are recorded.
+    """
+
+    def __init__(self, store: Store, user: str, count: int, max_lag: int, model: str):
+        self.store, self.user = patient(store), user
+        self.count, self.max_lag, self.model = count, max_lag, model
+        self.open: str | None = None
+        """The batch that was claimed and has not ended."""
+
+    def reconcile(self, progress: Progress) -> int:
+        """Bring the store in line with the weights that training goes on from.
+
+        A batch that a learner left open is trained if it is in them, and free again if not. A version that it left
+        unpublished is published if it is these weights, and rejected if not.
+
+        Returns:
+            How many batches were freed.
+        """
+        released = self.store.reconcile(self.user, progress.batches)
+        for version in self.store.versions(self.user):
+            if {event.event for event in version.events} & {"published", "rejected"}:
+                continue
+            if version.version != progress.version:
+                reason = LEFT_BEHIND
+            elif self.store.published_version(self.user) != version.parent:
+                reason = OVERTAKEN
+            else:
+                self.store.publish(self.user, version.version)
+                continue
+            self.store.add_version_event(self.user, version.version, "rejected", {"reason": reason})
+        return released
+
+    def next(self, version: str, read: Callable[[StoredTurn], LiveTurn | str]) -> LiveBatch | GoTo | Waiting:
+        """What to do next.
+
+        Args:
+            version: The version in the learner's hands.
+            read: Tells whether a turn can be trained.
+
+        Raises:
+            LearnerError: If the turns are of another model.
+        """
+        published = self.store.published_version(self.user)
+        if published != version:
+            return GoTo(published, self._path_of(published))
+        ready = self.store.ready_count(self.user, self.max_lag)
+        batch = self.store.claim(self.user, self.count, self.max_lag) if ready >= self.count else None
+        if batch is None:
+            return Waiting(ready)
+        self.open = batch.batch_id
+        usable, unusable = self._sorted(batch, read)
+        if not unusable:
+            return LiveBatch(batch.batch_id, tuple(usable))
+        self.release()
+        if not usable and len(unusable) > 1 and "too_long" not in unusable.values():
+            raise LearnerError(
+                f"None of {len(unusable)} turns can be trained ({', '.join(sorted(set(unusable.values())))}): chat "
+                "template or tokenizer of the engine are not those of the model that is trained."
+            )
+        for reason in set(unusable.values()):
+            self.store.set_aside([turn for turn, why in unusable.items() if why == reason], reason)
+        logger.warning("%d turns cannot be trained and were set aside: %s.", len(unusable), _counted(unusable))
+        return Waiting(None)
+
+    def _sorted(
+        self, batch: Batch, read: Callable[[StoredTurn], LiveTurn | str]
+    ) -> tuple[list[LiveTurn], dict[str, str]]:
+        """The turns that can be trained, and why the others cannot."""
+        usable, unusable = [], {}
+        for turn in batch.turns:
+            if not same_model(turn.model, self.model):
+                self.release()
+                raise LearnerError(
+                    f"Turns of user {self.user!r} are recorded from the model {turn.model!r}, not from {self.model!r}: "
+                    "train that model, or say with `engine_model` that it is this one."
+                )
+            found = read(turn)
+            if isinstance(found, LiveTurn):
+                usable.append(found)
+            else:
+                unusable[turn.turn_id] = found
+        return usable, unusable
+
+    def _path_of(self, version: str) -> str | None:
+        if version == BASE_VERSION:
+            return None
+        return next(one.path for one in self.store.versions(self.user) if one.version == version)
+
+    def release(self) -> None:
+        """Give back the batch at hand, if there is one."""
+        if self.open is not None:
+            self.store.end_batch(self.open, "released")
+            self.open = None
+
+
+def same_model(recorded: str, wanted: str) -> bool:
+    """Whether two names are those of one model: equal, or paths of one folder."""
+    return recorded == wanted or (Path(recorded).is_dir() and Path(recorded).resolve() == Path(wanted).resolve())
+
+
+def _counted(reasons: dict[str, str]) -> str:
+    values = list(reasons.values())
+    return ", ".join(f"{values.count(reason)} {reason}" for reason in sorted(set(values)))

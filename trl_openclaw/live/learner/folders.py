@@ -1,0 +1,31 @@
+"""Where the learner keeps its files under the folder that it shares with the gateway."""
+
+from pathlib import Path
+from urllib.parse import quote
+
+STORE_FILE = "store.db"
+
+
+def user_name(user: str) -> str:
+    """The user as the name of a file or folder: letters, digits, `_`, `-` and `~` as they are, the rest quoted."""
+    return quote(user, safe="").replace(".", "%2E")
+
+
+def store_of(live_dir: Path) -> Path:
+    """The store."""
+    return live_dir / STORE_FILE
+
+
+def adapters_of(live_dir: Path, user: str) -> Path:
+    """The folder with a user's adapter versions."""
+    return live_dir / "adapters" / user_name(user)
+
+
+def checkpoints_of(live_dir: Path, user: str) -> Path:
+    """The folder with a user's checkpoints."""
+    return live_dir / "checkpoints" / user_name(user)
+
+
+def lock_of(live_dir: Path, user: str) -> Path:
+    """The file that a learner holds while it runs."""
+    return live_dir / f"learner-{user_name(user)}.lock"

@@ -1,0 +1,111 @@
+"""Log-probs of given replies under the new version, the published one and the base model."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from accelerate.utils import gather_object
+
+from ...scoring import TeacherRow
+from ...teachers.weights import adapter_switched
+from ..records import BASE_VERSION
+from .snapshot import Snapshot, other_weights
+
+if TYPE_CHECKING:
+    from .trainer import LiveTrainer
+
+Logps = dict[str, list[float]]
+"""By key: the log-probs, in nats, of each token of a reply."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A reply to score.
+
+    Args:
+        key: Its name among all items.
+        prompt_ids: What comes before it.
+        completion_ids: Its ids.
+    """
+
+    key: str
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+
+
+class Measures:
+    """Scores items, each at most once per version, shared out over the processes.
+
+    Args:
+        trainer: The trainer, between two steps.
+    """
+
+    def __init__(self, trainer: "LiveTrainer"):
+        self.trainer = trainer
+        self._known: dict[str, Logps] = {}
+
+    def __call__(self, version: str, items: Sequence[Item], weights: Callable[[], AbstractContextManager]) -> Logps:
+        """The log-probs of items under a version. A collective.
+
+        Args:
+            version: The version.
+            items: The same on all processes.
+            weights: Opens a context in which the model has the version's weights.
+        """
+        known = self._known.setdefault(version, {})
+        missing = [item for item in items if item.key not in known]
+        if missing:
+            accelerator = self.trainer.accelerator
+            own = missing[accelerator.process_index :: accelerator.num_processes]
+            with weights():
+                rows = [TeacherRow(item.prompt_ids, item.completion_ids) for item in own]
+                scores = self.trainer.scorer.score(self.trainer.model, rows)
+            lengths = [len(item.completion_ids) for item in own]
+            values = [row[:n] for row, n in zip(scores.per_token_logps.tolist(), lengths, strict=True)]
+            known.update(gather_object([(item.key, row) for item, row in zip(own, values, strict=True)]))
+        return {item.key: known[item.key] for item in items}
+
+    def forget(self, *kept: str) -> None:
+        """Keep nothing but the numbers of the base model and of these versions."""
+        self._known = {name: known for name, known in self._known.items() if name in (BASE_VERSION, *kept)}
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The three that are compared.
+
+    Args:
+        measures: Scores.
+        new: The name of the version in training.
+        published: The name of the version it was trained from.
+        before: The weights of that.
+    """
+
+    measures: Measures
+    new: str
+    published: str
+    before: Snapshot
+
+    def of_new(self, items: Sequence[Item]) -> Logps:
+        """Under the version in training."""
+        return self.measures(self.new, items, nullcontext)
+
+    def of_published(self, items: Sequence[Item]) -> Logps:
+        """Under the version it was trained from."""
+        trainer = self.measures.trainer
+        return self.measures(self.published, items, lambda: other_weights(trainer, self.before.weights))
+
+    def of_base(self, items: Sequence[Item]) -> Logps:
+        """Under the base model."""
+        return self.measures(BASE_VERSION, items, self.base_weights)
+
+    def base_weights(self) -> AbstractContextManager:
+        """The model without its adapter."""
+        trainer = self.measures.trainer
+        return adapter_switched(trainer.accelerator.unwrap_model(trainer.model), None)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; not a number without any."""
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,102 @@
+"""Recorded turns in the place of sampled ones: rows, what was said of them, and which of them can be used."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...trajectories import next_state_of
+from ...types import NextState, Turn, Verdict
+from ..records import StoredTurn
+from .rendering import Messages, Renders, matching_prompt
+
+EXPLICIT_FEEDBACK = "(explicit feedback)"
+"""The next state of a turn that nothing followed, but that somebody had an opinion of."""
+
+
+@dataclass(frozen=True)
+class LiveTurn:
+    """A recorded turn that can be trained.
+
+    Args:
+        turn: As it is stored.
+        prompt: Its messages in the form that renders to the recorded prompt ids.
+    """
+
+    turn: StoredTurn
+    prompt: Messages
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What a trainer gets in place of a dataset's row."""
+        return {"prompt": self.prompt, "turn_id": self.turn.turn_id}
+
+
+@dataclass(frozen=True)
+class TurnReader:
+    """Finds out whether turns can be trained.
+
+    Args:
+        trainer: What prompts are rendered with.
+        vocabulary: Tokens that the model has.
+        max_tokens: Tokens that prompt and reply may have together; `None` for no limit.
+    """
+
+    trainer: Renders
+    vocabulary: int
+    max_tokens: int | None
+
+    def __call__(self, turn: StoredTurn) -> LiveTurn | str:
+        """The turn, or why it cannot be trained, in a word: `too_long`, `other_vocabulary` or `other_template`."""
+        ids = (*turn.prompt_ids, *turn.completion_ids)
+        if self.max_tokens is not None and len(ids) > self.max_tokens:
+            return "too_long"
+        if max(ids) >= self.vocabulary:
+            return "other_vocabulary"
+        prompt = matching_prompt(self.trainer, turn)
+        return "other_template" if prompt is None else LiveTurn(turn, prompt)
+
+
+class StoredNextState:
+    """Next-state provider: what the store says followed a turn.
+
+    Args:
+        turns: The turns of the batch at hand, by id.
+    """
+
+    def __init__(self, turns: Mapping[str, LiveTurn]):
+        self.turns = turns
+
+    async def __call__(self, turn: Turn, row: Mapping[str, Any]) -> NextState:
+        """What followed, with the turn's id, by which `StoredJudge` finds the verdict."""
+        state = next_state_of(self.turns[row["turn_id"]].turn.next_state or ())
+        if state is None or not state.text.strip():
+            state = NextState(EXPLICIT_FEEDBACK)
+        return replace(state, info={**state.info, "turn_id": row["turn_id"]})
+
+
+class StoredJudge:
+    """Judge: the verdict that the store has. Nothing is judged a second time.
+
+    Args:
+        turns: The turns of the batch at hand, by id.
+    """
+
+    def __init__(self, turns: Mapping[str, LiveTurn]):
+        self.turns = turns
+
+    async def __call__(self, turn: Turn) -> Verdict:
+        """The verdict that counts, with hints as people have edited them."""
+        assert turn.next_state is not None, "`StoredNextState` gives one to every turn"
+        verdict = self.turns[turn.next_state.info["turn_id"]].turn.verdict
+        assert verdict is not None, "turns without a verdict are not ready"
+        return Verdict(verdict.score, verdict.outcome, verdict.hints, verdict.votes)  # type: ignore[arg-type]
+
+
+def recorded_rollout(turns: Sequence[LiveTurn]) -> dict[str, list[Any]]:
+    """What a `rollout_func` gives for turns that were sampled long ago: the recorded ids and log-probs."""
+    return {
+        "prompt_ids": [list(one.turn.prompt_ids) for one in turns],
+        "completion_ids": [list(one.turn.completion_ids) for one in turns],
+        "logprobs": [list(one.turn.logprobs) for one in turns],
+        "trajectory": [[{"content": None, **one.turn.reply, "role": "assistant"}] for one in turns],
+    }
