@@ -156,7 +156,9 @@ FROM uses u
 LEFT JOIN batch_ends e ON e.number = (SELECT max(number) FROM batch_ends WHERE batch_id = u.batch_id)
 WHERE e.outcome IS NULL OR e.outcome <> 'released';
 
--- The verdict that counts. The names of the sources happen to sort by their rank: edit, feedback, judge.
+-- The verdict that counts, for every turn; without a source where there is none. To be joined, never LEFT JOINed, and
+-- without a WHERE of its own: SQLite would make the whole of it for each query. The names of the sources happen to sort by
+-- their rank: edit, feedback, judge.
 CREATE VIEW IF NOT EXISTS current_verdicts AS
 SELECT
     t.number AS turn,
@@ -175,8 +177,7 @@ LEFT JOIN verdicts s ON s.number = (
 LEFT JOIN verdicts h ON h.number = (
     SELECT number FROM verdicts
     WHERE turn = t.number AND (source = 'edit' OR hints <> '[]') ORDER BY source, number DESC LIMIT 1
-)
-WHERE s.number IS NOT NULL OR h.number IS NOT NULL;
+);
 
 CREATE VIEW IF NOT EXISTS turn_states AS
 SELECT

@@ -48,20 +48,21 @@ class Share:
 class Pages(Database):
     """The part of the store that the status page reads."""
 
-    def session_page(self, user: str, limit: int, before: int | None = None) -> list[SessionLine]:
+    def session_page(self, user: str, limit: int, before: int | None = None, side: bool = False) -> list[SessionLine]:
         """This user's conversations, the one with the newest turn first.
 
         Args:
             user: Whose.
             limit: How many at most.
             before: Only those whose newest turn has a lower number.
+            side: Also those that are side traffic alone.
         """
         with self._read() as connection:
             rows = connection.execute(
                 "SELECT session_id, max(number) AS newest, min(number) AS oldest, count(*) AS turns "
                 "FROM turns WHERE user = ? GROUP BY session_id HAVING newest < coalesce(?, newest + 1) "
-                "ORDER BY newest DESC LIMIT ?",
-                (user, before, limit),
+                "AND (? OR sum(kind = 'main')) ORDER BY newest DESC LIMIT ?",
+                (user, before, side, limit),
             ).fetchall()
             return [_session_line(connection, user, row) for row in rows]
 
@@ -85,8 +86,8 @@ class Pages(Database):
             rows = connection.execute(
                 "SELECT t.model_version AS version, date(t.created, 'unixepoch') AS day, sum(v.score = 1) AS positive, "
                 "count(*) AS scored, min(t.number) AS first FROM "
-                "(SELECT * FROM turns WHERE user = ? AND kind = 'main' ORDER BY number DESC LIMIT ?) t "
-                "JOIN current_verdicts v ON v.turn = t.number WHERE v.score IS NOT NULL "
+                "(SELECT number, model_version, created FROM turns WHERE user = ? AND kind = 'main' "
+                "ORDER BY number DESC LIMIT ?) t JOIN current_verdicts v ON v.turn = t.number WHERE v.score IS NOT NULL "
                 "GROUP BY version, day ORDER BY first",
                 (user, _VERDICTS_COUNTED),
             ).fetchall()
@@ -99,7 +100,7 @@ def _session_line(connection: sqlite3.Connection, user: str, row: sqlite3.Row) -
         for name in ("oldest", "newest")
     )
     outcomes = connection.execute(
-        "SELECT v.outcome FROM turns t LEFT JOIN current_verdicts v ON v.turn = t.number "
+        "SELECT v.source, v.outcome FROM turns t JOIN current_verdicts v ON v.turn = t.number "
         "WHERE t.user = ? AND t.session_id = ? AND t.kind = 'main' ORDER BY t.number DESC LIMIT ?",
         (user, row["session_id"], _OUTCOMES_SHOWN),
     ).fetchall()
@@ -110,7 +111,7 @@ def _session_line(connection: sqlite3.Connection, user: str, row: sqlite3.Row) -
         first["created"],
         last["created"],
         from_json(first["messages"]),
-        tuple(outcome["outcome"] for outcome in reversed(outcomes)),
+        tuple(each["outcome"] if each["source"] else None for each in reversed(outcomes)),
     )
 
 

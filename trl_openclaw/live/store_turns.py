@@ -18,12 +18,13 @@ _TURNS = """
 SELECT t.*, s.state, s.lag, n.messages AS next_state, n.source AS next_state_source,
     n.told_by AS next_state_told_by,
     v.score, v.outcome, v.votes, v.hints, v.source, v.hint_source, v.created AS judged,
-    u.batch_id, u.outcome AS use_outcome, u.version
+    u.batch_id, coalesce(e.outcome, 'open') AS use_outcome, e.version
 FROM turns t
 JOIN turn_states s USING (number)
+JOIN current_verdicts v ON v.turn = t.number
 LEFT JOIN next_states n ON n.turn = t.number
-LEFT JOIN current_verdicts v ON v.turn = t.number
-LEFT JOIN current_uses u ON u.turn = t.number
+LEFT JOIN uses u ON u.turn = t.number AND u.batch_id = (SELECT batch_id FROM current_uses WHERE turn = t.number)
+LEFT JOIN batch_ends e ON e.number = (SELECT max(number) FROM batch_ends WHERE batch_id = u.batch_id)
 WHERE t.number IN ({}) ORDER BY t.number
 """
 
