@@ -65,8 +65,8 @@ def _add_reads(router: APIRouter, store: Store, overviews: Overviews) -> None:
         return JSONResponse(data, headers=headers)
 
     @router.get("/status/sessions")
-    def sessions(user: CurrentUser, limit: Limit = 20, before: int | None = None) -> JSONResponse:
-        found = store.session_page(user, limit + 1, before)
+    def sessions(user: CurrentUser, limit: Limit = 20, before: int | None = None, side: bool = False) -> JSONResponse:
+        found = store.session_page(user, limit + 1, before, side)
         return _data({"sessions": [session_view(line) for line in found[:limit]], "more": len(found) > limit})
 
     @router.get("/status/turns")

@@ -11,7 +11,7 @@ const SLOWEST_POLL = 16000;
 const NEAR = 80; // pixels from the end at which somebody reads along
 
 // `sessions` and `turns` are the edges of the pages that were turned back through; the last one is that of the page shown.
-const page = { etag: null, open: null, sessions: [], turns: [], per: "version", overview: null, wait: POLL };
+const page = { etag: null, open: null, sessions: [], turns: [], per: "version", side: false, overview: null, wait: POLL };
 const scores = new Map(); // what was computed for a turn in a batch never changes
 
 // --- asking -----------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ function showSatisfaction() {
 }
 
 async function showSessions() {
-  const { sessions, more } = await get("sessions", { before: page.sessions.at(-1) ?? null });
+  const { sessions, more } = await get("sessions", { before: page.sessions.at(-1) ?? null, side: page.side });
   if (page.open === null && sessions.length) page.open = sessions[0].session_id;
   const items = sessions.map((session) => ({ ...session, open: session.session_id === page.open }));
   renderList(byId("session-list"), items, (item) => item.session_id, (item) => sessionItem(item, item.open, () => openSession(item.session_id)));
@@ -180,6 +180,12 @@ function showPane(name) {
 
 // --- listening --------------------------------------------------------------------------------------------------------
 
+byId("side").addEventListener("click", () => {
+  page.side = !page.side;
+  page.sessions = [];
+  byId("side").setAttribute("aria-pressed", String(page.side));
+  refresh(true);
+});
 byId("delete-session").addEventListener("click", () => act.deleteSession());
 for (const button of document.querySelectorAll("[data-per]")) {
   button.addEventListener("click", () => ((page.per = button.dataset.per), showSatisfaction()));
