@@ -87,7 +87,8 @@ class Pages(Database):
                 "SELECT t.model_version AS version, date(t.created, 'unixepoch') AS day, sum(v.score = 1) AS positive, "
                 "count(*) AS scored, min(t.number) AS first FROM "
                 "(SELECT number, model_version, created FROM turns WHERE user = ? AND kind = 'main' "
-                "ORDER BY number DESC LIMIT ?) t JOIN current_verdicts v ON v.turn = t.number WHERE v.score IS NOT NULL "
+                "ORDER BY number DESC LIMIT ?) t "
+                "JOIN current_verdicts v ON v.turn = t.number WHERE v.score IS NOT NULL "
                 "GROUP BY version, day ORDER BY first",
                 (user, _VERDICTS_COUNTED),
             ).fetchall()
