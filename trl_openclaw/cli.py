@@ -1,4 +1,4 @@
-"""`trl-openclaw rl | opd | combine | agent`: launch a recipe through `accelerate launch`.
+"""`trl-openclaw rl | opd | combine | agent`: launch a recipe through `accelerate launch`; `serve` and others run here.
 
 Arguments that the recipe's parser knows go to the recipe, the others to `accelerate launch`; `--config` and
 `--accelerate_config` take a path, or the name of a file that ships with the package.
@@ -30,6 +30,14 @@ COMMANDS = {
     "agent": "both signals for every turn of an agent with tools",
 }
 
+PROGRAMS = {
+    "serve": (
+        "OpenAI's chat API over your model, which records what it learns from",
+        "trl_openclaw.live.gateway.serve",
+    ),
+}
+"""Commands that are no recipes: what they do, and the module whose `main` does it."""
+
 Launch = Callable[[Path, list[str], list[str]], int]
 
 
@@ -50,8 +58,11 @@ def main(argv: Sequence[str] | None = None, *, recipes: Path | None = None, laun
     if command is None:
         parser.print_help()
         return 0
+    if command in PROGRAMS:
+        return run_program(command, argv[1:])
     if command not in COMMANDS:
-        parser.error(f"unknown command {command!r}{_did_you_mean(command, COMMANDS)}. Commands: {', '.join(COMMANDS)}.")
+        known = [*COMMANDS, *PROGRAMS]
+        parser.error(f"unknown command {command!r}{_did_you_mean(command, known)}. Commands: {', '.join(known)}.")
 
     recipes = recipes_dir() if recipes is None else recipes
     script = recipes / f"{command}.py"
@@ -64,6 +75,20 @@ def main(argv: Sequence[str] | None = None, *, recipes: Path | None = None, laun
         return _usage_error(f"trl-openclaw {command}", error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def run_program(command: str, argv: list[str]) -> int:
+    """Run one of `PROGRAMS` in this process, and return its exit code."""
+    try:
+        return importlib.import_module(PROGRAMS[command][1]).main(argv)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "trl_openclaw":
+            raise
+        print(
+            f"trl-openclaw {command}: error: {error.name} is not installed: pip install 'trl-openclaw[live]'",
+            file=sys.stderr,
+        )
+        return 2
 
 
 class UsageError(Exception):
@@ -189,8 +214,9 @@ def _set_defaults(args: argparse.Namespace) -> None:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    texts = COMMANDS | {name: text for name, (text, _) in PROGRAMS.items()}
+    width = max(map(len, texts))
+    commands = "\n".join(f"  {name:<{width}}  {text}" for name, text in texts.items())
     parser = argparse.ArgumentParser(
         prog="trl-openclaw",
         usage="trl-openclaw COMMAND [--config FILE] [--accelerate_config NAME] [options of the recipe or the launcher]",

@@ -185,7 +185,7 @@ class LocalChat:
                 raise ValueError("its tokenizer has no chat template")
             if isinstance(self.model, str):
                 if self._loaded is None:
-                    self._loaded = AutoModelForCausalLM.from_pretrained(self.model, dtype="auto").to(_own_device())
+                    self._loaded = AutoModelForCausalLM.from_pretrained(self.model, dtype="auto").to(own_device())
                 return self._loaded, self.tokenizer
             model = self.model
             while not hasattr(model, "generate") and hasattr(model, "module"):
@@ -208,7 +208,7 @@ class LocalChat:
             return drafts
         max_tokens, temperature = batch[0].settings
         rooms = [min(max_tokens, window - len(prompts[index])) for index in fitting]
-        ends = _end_ids(model, tokenizer)
+        ends = end_ids(model, tokenizer)
         with _GENERATING:
             if _is_abandoned(batch):  # before its turn came: the model may be training by now
                 return [ChatError("error", "nobody waits for the answer any more") for _ in batch]
@@ -318,7 +318,8 @@ def _in_eval(model: "nn.Module") -> Iterator[None]:
             module.training = training
 
 
-def _end_ids(model: "nn.Module", tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+def end_ids(model: "nn.Module", tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """The ids that end a reply."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     ids = [ends] if isinstance(ends, int) else list(ends or ())
     return list(dict.fromkeys([*ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]))
@@ -334,7 +335,7 @@ def _refuse_sharded(model: "nn.Module") -> None:
         )
 
 
-def _own_device() -> "torch.device":
+def own_device() -> "torch.device":
     """This process's device. A worker thread's current device says nothing about it."""
     import torch
 

@@ -1,0 +1,68 @@
+"""Sampling from a transformers model, one token at a time, with the raw log-prob of each."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample.
+
+    Args:
+        temperature: 0 takes the likeliest token each time.
+        top_p: The smallest set of likeliest tokens with at least this mass is sampled from.
+        seed: The same seed gives the same reply to the same prompt; `None` draws one.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+@torch.no_grad()
+def sampled_tokens(model: nn.Module, prompt_ids: Sequence[int], sampling: Sampling) -> Iterator[tuple[int, float]]:
+    """Ids, each with its log-prob in nats under the raw distribution, without end.
+
+    Args:
+        model: A causal language model in evaluation mode.
+        prompt_ids: What stands before, at least one id.
+        sampling: How to sample.
+    """
+    device = next(model.parameters()).device
+    generator = torch.Generator(device)
+    if sampling.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(sampling.seed % 2**63)
+    ids = torch.tensor([list(prompt_ids)], device=device)
+    last_only = {"logits_to_keep": 1} if _keeps_logits(model) else {}
+    cache: Any = None
+    while True:
+        output = model(input_ids=ids, past_key_values=cache, use_cache=True, **last_only)
+        cache = output.past_key_values
+        logits = output.logits[0, -1].float()  # (V,)
+        token = _draw(logits, sampling, generator)
+        yield int(token), float(logits.log_softmax(-1)[token])
+        ids = token.view(1, 1)
+
+
+def _draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> torch.Tensor:
+    """The next id, of logits (V,)."""
+    if not sampling.temperature:
+        return logits.argmax()
+    probs = (logits / sampling.temperature).softmax(-1)
+    if sampling.top_p < 1:
+        ordered, places = probs.sort(descending=True)
+        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p  # the mass before a token is enough without it
+        probs = probs.scatter(-1, places, ordered.masked_fill(beyond, 0.0))
+    return torch.multinomial(probs, 1, generator=generator).squeeze()
+
+
+def _keeps_logits(model: nn.Module) -> bool:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "logits_to_keep" in inspect.signature(base.forward).parameters

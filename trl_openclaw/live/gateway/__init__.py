@@ -1,0 +1,1 @@
+"""The gateway: OpenAI's chat API over an engine, which records what it passes on."""

@@ -1,0 +1,70 @@
+"""Errors as OpenAI's clients expect them."""
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from ...errors import EngineError
+
+ENGINE_STATUS = {"down": 503, "slow": 504, "refused": 400, "unloaded": 503, "broken": 502}
+"""The status for each kind of `EngineError`."""
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """What a client is told in place of an answer.
+
+    Args:
+        status: HTTP status.
+        message: What is wrong, and what to do about it.
+        param: The field that is wrong, such as `"messages[0].content"`.
+        code: A word for programs.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    @classmethod
+    def of(cls, error: EngineError) -> "ApiError":
+        """What a client is told when the engine fails."""
+        return cls(ENGINE_STATUS.get(error.kind, 502), str(error), code=f"engine_{error.kind}")
+
+    @property
+    def body(self) -> dict:
+        """The error as JSON."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The error as an answer."""
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else None
+        return JSONResponse(self.body, self.status, headers=headers)
+
+
+async def on_api_error(request: Request, error: Exception) -> JSONResponse:
+    """Answers an `ApiError`, and counts it."""
+    assert isinstance(error, ApiError)
+    request.app.state.gateway.metrics.requests.labels(str(error.status)).inc()
+    return error.response()
+
+
+async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Answers what the framework refuses, such as an unknown path."""
+    assert isinstance(error, HTTPException)
+    return ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}").response()
+
+
+async def on_invalid(request: Request, error: Exception) -> JSONResponse:
+    """Answers a body or a query that does not fit."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    return ApiError(400, str(first["msg"]), param=field_name(first["loc"][1:])).response()
+
+
+def field_name(place: tuple[int | str, ...]) -> str:
+    """A place in a body as people write it: `messages[0].content`."""
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return name.removeprefix(".")

@@ -1,0 +1,194 @@
+"""Which adapter answers a user: follows what is published, and changes it without a request noticing."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import EngineError, StoreError
+from ..engines import Engine
+from ..records import BASE_VERSION
+from ..store import Store
+from ..store_thread import StoreThread
+from .metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+RETRY_SECONDS = 2.0
+_PASSING = ("down", "slow")
+"""Kinds of `EngineError` that say nothing about the adapter."""
+
+
+@dataclass(eq=False)
+class Served:
+    """A version that answers, or answered.
+
+    Args:
+        version: Its name in the store.
+        adapter: Its name in the engine; `None` for the base model.
+        path: Its folder.
+        in_flight: Requests that it is answering.
+        retired: Whether no new request gets it.
+    """
+
+    version: str
+    adapter: str | None
+    path: Path | None
+    in_flight: int = 0
+    retired: bool = False
+
+
+@dataclass
+class _Problem:
+    version: str
+    text: str
+    again_at: float | None
+    """When to try again; `None` to leave it."""
+
+
+class ServedVersions:
+    """The version of each user, as published in the store.
+
+    A new version is loaded while the old one answers. Then the user's pointer changes, between two requests; those in
+    flight end on the old version, which is unloaded after the last of them.
+
+    Args:
+        store: Where versions are published.
+        engine: Where they are loaded.
+        users: Whose versions to follow.
+        metrics: Where swaps and failures are counted.
+    """
+
+    def __init__(self, store: Store, engine: Engine, users: Iterable[str], metrics: Metrics):
+        self.engine, self.metrics = engine, metrics
+        self._thread = StoreThread(store, "versions")
+        self._serving = {user: Served(BASE_VERSION, None, None) for user in users}
+        self._problems: dict[str, _Problem] = {}
+        self._known: dict[str, Served] = {}
+        self._lock = asyncio.Lock()  # one change in the engine at a time, so that loading and unloading never cross
+        self._unloading: set[asyncio.Task] = set()
+        self._seen: int | None = None
+
+    @property
+    def problems(self) -> list[str]:
+        """What keeps a published version from answering."""
+        return [f"{found.version}: {found.text}" for found in self._problems.values()]
+
+    def current(self, user: str) -> str:
+        """The version that a new request of this user gets."""
+        return self._serving[user].version
+
+    @contextmanager
+    def lease(self, user: str) -> Iterator[Served]:
+        """The user's version, which stays loaded for as long as the context lasts."""
+        served = self._serving[user]
+        served.in_flight += 1
+        try:
+            yield served
+        finally:
+            served.in_flight -= 1
+            self._unload_if_done(served)
+
+    async def load_again(self, served: Served) -> None:
+        """Load a version that the engine has forgotten, after a restart say.
+
+        Raises:
+            EngineError: When it cannot be loaded.
+        """
+        assert served.adapter is not None
+        assert served.path is not None
+        async with self._lock:
+            await self.engine.load(served.adapter, served.path)
+
+    async def run(self) -> None:
+        """Follow the store until cancelled."""
+        while True:
+            try:
+                await self.follow()
+            except StoreError as error:
+                logger.warning("Published versions cannot be read: %s", error)
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception:
+                logger.exception("Published versions cannot be followed")
+                await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def follow(self) -> None:
+        """Let every user have what is published for them now."""
+        seen = await self._thread.call(Store.data_version)
+        due = [user for user, found in self._problems.items() if found.again_at and time.monotonic() >= found.again_at]
+        users = list(self._serving) if seen != self._seen else due
+        for user in users:
+            await self._follow(user)
+        self._seen = seen
+
+    async def _follow(self, user: str) -> None:
+        wanted = await self._thread.call(Store.published_version, user)
+        problem = self._problems.get(user)
+        if wanted == self._serving[user].version:
+            self._problems.pop(user, None)
+            return
+        if problem and problem.version == wanted and (problem.again_at is None or time.monotonic() < problem.again_at):
+            return
+        try:
+            new = await self._load(user, wanted)
+        except EngineError as error:
+            await self._failed(user, wanted, error)
+            return
+        old, self._serving[user] = self._serving[user], new
+        self._problems.pop(user, None)
+        old.retired, new.retired = True, False
+        self.metrics.swaps.inc()
+        logger.info("Version %s answers in place of %s.", new.version, old.version)
+        self._unload_if_done(old)
+
+    async def _load(self, user: str, version: str) -> Served:
+        if version == BASE_VERSION:
+            return Served(version, None, None)
+        adapter = f"{user}-{version}"
+        path = await self._path_of(user, version)
+        async with self._lock:
+            served = self._known.get(adapter) or Served(version, adapter, path)
+            served.retired = False  # should it be about to be unloaded
+            await self.engine.load(adapter, path)
+            self._known[adapter] = served
+        return served
+
+    async def _path_of(self, user: str, version: str) -> Path:
+        infos = await self._thread.call(Store.versions, user)
+        path = next((Path(info.path) for info in infos if info.version == version), None)
+        if path is None or not (path / "adapter_config.json").is_file():
+            raise EngineError("refused", f"there is no adapter in {path}")
+        return path
+
+    async def _failed(self, user: str, version: str, error: EngineError) -> None:
+        passing = error.kind in _PASSING
+        self._problems[user] = _Problem(version, str(error), time.monotonic() + RETRY_SECONDS if passing else None)
+        self.metrics.load_failures.inc()
+        logger.warning("Version %s cannot be loaded, %s answers on: %s", version, self.current(user), error)
+        if not passing:
+            await self._thread.call(Store.add_version_event, user, version, "load_failed", {"error": str(error)})
+
+    def _unload_if_done(self, served: Served) -> None:
+        if served.retired and served.in_flight == 0 and served.adapter is not None:
+            task = asyncio.get_running_loop().create_task(self._unload(served, served.adapter))
+            self._unloading.add(task)
+            task.add_done_callback(self._unloading.discard)
+
+    async def _unload(self, served: Served, adapter: str) -> None:
+        async with self._lock:
+            if not served.retired or served.in_flight or self._known.pop(adapter, None) is None:
+                return
+            try:
+                await self.engine.unload(adapter)
+            except EngineError as error:
+                logger.warning("Version %s is not needed any more and cannot be unloaded: %s", served.version, error)
+
+    async def aclose(self) -> None:
+        """Wait for what is being unloaded."""
+        await asyncio.gather(*self._unloading, return_exceptions=True)
+        await self._thread.aclose()
