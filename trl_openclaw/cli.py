@@ -1,4 +1,4 @@
-"""`trl-openclaw rl | opd | combine | agent`: launch a recipe through `accelerate launch`; `serve` and others run here.
+"""`trl-openclaw rl | opd | combine | agent | live`: launch a recipe through `accelerate launch`; others run in here.
 
 Arguments that the recipe's parser knows go to the recipe, the others to `accelerate launch`; `--config` and
 `--accelerate_config` take a path, or the name of a file that ships with the package.
@@ -28,6 +28,7 @@ COMMANDS = {
     "opd": "on-policy distillation: a teacher that saw the hint re-scores the same tokens",
     "combine": "both signals at once",
     "agent": "both signals for every turn of an agent with tools",
+    "live": "both signals for the turns that people have with `serve`, as they come in",
 }
 
 PROGRAMS = {
@@ -35,6 +36,7 @@ PROGRAMS = {
         "OpenAI's chat API over your model, which records what it learns from",
         "trl_openclaw.live.gateway.serve",
     ),
+    "versions": ("which version of an adapter answers: list, roll back", "trl_openclaw.live.versions_cli"),
 }
 """Commands that are no recipes: what they do, and the module whose `main` does it."""
 

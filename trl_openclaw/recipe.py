@@ -188,38 +188,61 @@ def trainer_arguments(
         JudgeUnavailableError: If the judge's server does not answer.
         TeacherError: If the teacher's server does not, or cannot teach.
     """
-    # TRL 1.16 reads this property under its old name, which is no concern of whoever runs a recipe.
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-    _use_all_cores(training_args)
-    _check_extras(script_args, training_args, model_args)
-    _check_model_path(model_args.model_name_or_path)
+    policy = policy_arguments(training_args, model_args, script_args.report_dir)
     judge = build_judge(script_args)
     next_state = build_next_state(script_args, judge)
     if isinstance(judge, LLMJudge) and training_args.process_index == 0:  # the other processes end with this one
         asyncio.run(judge.check())
-    teacher = training_args.server_teacher()
-    if teacher is not None and training_args.process_index == 0:
-        teacher.check()
+    check_teacher_server(training_args)
+    dataset = _load_dataset(script_args, dataset_args)
+    evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
+    arguments = {
+        **policy,
+        "judge": judge,
+        "next_state": next_state,
+        "train_dataset": _get_split(dataset, script_args.dataset_train_split),
+        "eval_dataset": _get_split(dataset, script_args.dataset_test_split) if evaluates else None,
+    }
+    check_model_config(model_args, training_args)
+    return arguments
+
+
+def policy_arguments(
+    training_args: OPDConfig, model_args: ModelConfig, report_dir: str | None = None
+) -> dict[str, Any]:
+    """The policy that the arguments describe, as arguments of a trainer.
+
+    Raises:
+        ValueError: If a package or a folder that is named is not there.
+    """
+    # TRL 1.16 reads this property under its old name, which is no concern of whoever runs a recipe.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    _use_all_cores(training_args)
+    _check_extras(report_dir, training_args, model_args)
+    _check_model_path(model_args.model_name_or_path)
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
         **(training_args.model_init_kwargs or {}),
     }
-    dataset = _load_dataset(script_args, dataset_args)
-    evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
-    arguments = {
+    return {
         "model": model_args.model_name_or_path,
         "args": training_args,
-        "judge": judge,
-        "next_state": next_state,
-        "train_dataset": _get_split(dataset, script_args.dataset_train_split),
-        "eval_dataset": _get_split(dataset, script_args.dataset_test_split) if evaluates else None,
         "peft_config": get_peft_config(model_args),
         "quantization_config": get_quantization_config(model_args),
     }
-    _check_model_config(model_args, training_args)
-    return arguments
+
+
+def check_teacher_server(training_args: OPDConfig) -> None:
+    """Ask a teacher on a server, where there is one, whether it can teach.
+
+    Raises:
+        TeacherError: If it does not answer, or cannot.
+    """
+    teacher = training_args.server_teacher()
+    if teacher is not None and training_args.process_index == 0:  # the other processes end with this one
+        teacher.check()
 
 
 def train(trainer: OPDTrainer, script_args: FeedbackArguments) -> OPDTrainer:
@@ -266,14 +289,14 @@ def _check_config_file(argv: list[str]) -> None:
         read_config_file(value[0])
 
 
-def _check_extras(script_args: FeedbackArguments, training_args: OPDConfig, model_args: ModelConfig) -> None:
+def _check_extras(report_dir: str | None, training_args: OPDConfig, model_args: ModelConfig) -> None:
     """Name the extra to install for a setting whose package is missing."""
     quantized = model_args.load_in_4bit or model_args.load_in_8bit
     for setting, used, package, extra in (
         ("use_peft", model_args.use_peft, "peft", "peft"),
         ("load_in_4bit` or `load_in_8bit", quantized, "bitsandbytes", "quantization"),
         ("use_vllm", training_args.use_vllm, "vllm", "vllm"),
-        ("report_dir", script_args.report_dir, "matplotlib", "demo"),
+        ("report_dir", report_dir, "matplotlib", "demo"),
     ):
         if used and importlib.util.find_spec(package) is None:
             raise ValueError(f"`{setting}` needs {package}, which is missing: pip install 'trl-openclaw[{extra}]'")
@@ -286,7 +309,7 @@ def _check_model_path(path: str | None) -> None:
         raise ValueError(f"`model_name_or_path`: there is no folder {path}. `make model` fetches the demo's model.")
 
 
-def _check_model_config(model_args: ModelConfig, training_args: OPDConfig) -> None:
+def check_model_config(model_args: ModelConfig, training_args: OPDConfig) -> None:
     """Load the model's small config file, so that a missing model is noticed before everything else is set up."""
     from transformers import AutoConfig
 
