@@ -104,6 +104,16 @@ class Gateway:
             self._health = (time.monotonic(), problem)
         return problem
 
+    async def problems(self) -> dict[str, Any]:
+        """What does not work now: `engine`, `store` and `judge` with a text each, `versions` with a list of them."""
+        found: dict[str, Any] = {
+            "engine": await self.engine_problem(),
+            "store": self.recorder.problem,
+            "judge": self.judging.problem if self.judging else None,
+            "versions": self.versions.problems or None,
+        }
+        return {name: problem for name, problem in found.items() if problem is not None}
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Follow versions and judge turns; in the end write down what is left."""
@@ -189,17 +199,12 @@ async def model(request: Request, name: str, user: CurrentUser) -> dict[str, Any
 async def health(request: Request) -> JSONResponse:
     """Whether chat works (200 or 503), and what does not. Details are for those with a key."""
     gateway: Gateway = request.app.state.gateway
-    engine = await gateway.engine_problem()
-    judging = gateway.judging.problem if gateway.judging else None
-    problems = {"engine": engine, "store": gateway.recorder.problem, "judge": judging}
-    found: dict[str, Any] = {name: text for name, text in problems.items() if text is not None}
-    if gateway.versions.problems:
-        found["versions"] = gateway.versions.problems
-    status = "down" if engine is not None else "degraded" if found else "ok"
+    found = await gateway.problems()
+    status = "down" if "engine" in found else "degraded" if found else "ok"
     body: dict[str, Any] = {"status": status}
     if gateway.keys.user_of(request.headers.get("authorization")) is not None:
         body |= {"engine": gateway.engine.name, "model": gateway.engine.model, "problems": found}
-    return JSONResponse(body, 503 if engine is not None else 200)
+    return JSONResponse(body, 503 if "engine" in found else 200)
 
 
 @_router.get("/metrics")

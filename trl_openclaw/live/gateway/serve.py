@@ -14,6 +14,7 @@ from ...errors import JudgeUnavailableError, OpenClawError
 from ...judges import Judge
 from ...judges.named import build_judge
 from ..engines import ENGINES, Engine
+from ..status import status_router
 from ..store import Store
 from .app import Gateway, create_app
 from .auth import Keys, check_bind
@@ -37,7 +38,9 @@ def main(args: Sequence[str] | None = None, *, routers: Sequence[APIRouter] = ()
         sys.stderr.write(f"trl-openclaw serve: error: {' '.join(str(error).split())}\n")
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    app = create_app(store, engine, judge=judge, keys=keys, options=settings.options, routers=routers)
+    app = create_app(
+        store, engine, judge=judge, keys=keys, options=settings.options, routers=[status_router(store), *routers]
+    )
     config = uvicorn.Config(
         app,
         log_config=None,

@@ -7,15 +7,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 
 from ...errors import StoreBusyError, StoreError, UnknownTurnError
 from ..gateway.api_errors import ApiError
+from ..gateway.app import Gateway
 from ..gateway.auth import CurrentUser
 from ..records import BASE_VERSION
 from ..store import Store
 from .headers import DATA_HEADERS, PAGE_HEADERS
-from .overview import Overviews, Problems
-from .views import scores_view, session_view, turn_view, version_views
+from .overview import Overviews
+from .views import problem_views, scores_view, session_view, turn_view, version_views
 
 PAGE = Path(__file__).with_name("page")
 FILES = {
@@ -30,25 +32,16 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 Json = Annotated[Any, Body()]
 
 
-def status_router(
-    store: Store,
-    *,
-    model: str = "",
-    problems: Problems = lambda user: (),
-    turns_per_step: int = 16,
-    max_version_lag: int = 4,
-) -> APIRouter:
+def status_router(store: Store, *, turns_per_step: int = 16, max_version_lag: int = 4) -> APIRouter:
     """The routes of the status page: `/` and everything under `/status/`. Whose data they show says the key.
 
     Args:
         store: The store.
-        model: The model's name.
-        problems: What is wrong now, for a user (judges that cannot be reached, an engine that is down), one line each.
-        turns_per_step: Turns in one update of the learner.
+        turns_per_step: Turns in one update of the learner, until the first one says how many it had.
         max_version_lag: How old they may be, in versions.
     """
     router = APIRouter(route_class=_Route, include_in_schema=False)
-    overviews = Overviews(store, model, problems, turns_per_step, max_version_lag)
+    overviews = Overviews(store, turns_per_step, max_version_lag)
     _add_reads(router, store, overviews)
     _add_changes(router, store, overviews)
     _add_files(router)
@@ -57,8 +50,10 @@ def status_router(
 
 def _add_reads(router: APIRouter, store: Store, overviews: Overviews) -> None:
     @router.get("/status/overview")
-    def overview(request: Request, user: CurrentUser) -> Response:
-        etag, data = overviews.of(user)
+    async def overview(request: Request, user: CurrentUser) -> Response:
+        gateway: Gateway = request.app.state.gateway
+        now = {"model": gateway.engine.model, "problems": problem_views(await gateway.problems())}
+        etag, data = await run_in_threadpool(overviews.of, user, now)
         headers = {**DATA_HEADERS, "ETag": etag}
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)

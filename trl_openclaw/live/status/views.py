@@ -149,6 +149,12 @@ def _status(version: VersionInfo) -> str:
     return "superseded" if last == "published" else last
 
 
+def turns_of_last_update(versions: Sequence[VersionInfo]) -> int | None:
+    """How many turns the newest version that was checked has learned from; `None` before there is one."""
+    checks = [event.detail.get("turns") for version in versions for event in version.events if event.event == "checked"]
+    return checks[-1] if checks and isinstance(checks[-1], int) else None
+
+
 def queue_view(ready: int, claimed: int, wanted: int) -> dict[str, Any]:
     """How far the next update is."""
     says = f"{ready}/{wanted} turns ready, waiting for {'feedback' if ready < wanted else 'the learner'}"
@@ -160,3 +166,11 @@ def queue_view(ready: int, claimed: int, wanted: int) -> dict[str, Any]:
 def share_view(share: Share) -> dict[str, Any]:
     """One point of the satisfaction curve."""
     return {"name": share.name, "positive": share.positive, "scored": share.scored}
+
+
+def problem_views(problems: Mapping[str, Any]) -> list[str]:
+    """What does not work now, a line each."""
+    lines = []
+    for part, texts in problems.items():
+        lines += [f"{part.capitalize()}: {text}" for text in ([texts] if isinstance(texts, str) else texts)]
+    return lines

@@ -36,11 +36,22 @@ export function versionItem(version, act) {
     h("div", { class: "row" }, h("strong", {}, version.version), h("span", { class: `chip ${version.status}` }, STATUS[version.status]), back),
     why && h("p", { class: "why" }, why),
     checked
-      ? h("details", {}, h("summary", {}, when(version.created), ", checks"), details(checked.detail))
+      ? h("details", {}, h("summary", {}, when(version.created), ", checks"), checks(checked.detail))
       : h("p", { class: "muted" }, version.created === null ? "without an adapter" : when(version.created)));
 }
 
-// What a check wrote down, whatever it is.
+const OUTCOMES = { passed: "✓", failed: "✕", no_data: "–", off: "–" };
+
+function checks(detail) {
+  const { checks: found, ...rest } = detail;
+  const list = Object.entries(found ?? {}).map(([name, check]) =>
+    h("li", { class: check.outcome },
+      h("span", { class: "sign", role: "img", "aria-label": check.outcome.replaceAll("_", " ") }, OUTCOMES[check.outcome] ?? "?"),
+      h("b", {}, name.replaceAll("_", " ")), h("span", { class: "muted" }, check.note)));
+  return [h("ul", { class: "checks" }, list), details(rest)];
+}
+
+// Anything else that was written down.
 function details(value) {
   if (Array.isArray(value)) return h("ul", {}, value.map((each) => h("li", {}, details(each))));
   if (value !== null && typeof value === "object") {
