@@ -7,6 +7,7 @@ Arguments that the recipe's parser knows go to the recipe, the others to `accele
 import argparse
 import dataclasses
 import difflib
+import importlib
 import importlib.util
 import os
 import signal
@@ -39,6 +40,11 @@ PROGRAMS = {
     "versions": ("which version of an adapter answers: list, roll back", "trl_openclaw.live.versions_cli"),
 }
 """Commands that are no recipes: what they do, and the module whose `main` does it."""
+
+SERVICES = {
+    "data": ("trl_openclaw.live.data_cli", "see, take out, correct and delete what live traffic left"),
+}
+"""Commands that launch nothing: where their `main` is, which takes the rest of the arguments, and what they are for."""
 
 Launch = Callable[[Path, list[str], list[str]], int]
 

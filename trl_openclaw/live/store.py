@@ -6,7 +6,10 @@ from .store_pages import Pages
 from .store_turns import Turns
 from .store_versions import Versions
 
-__all__ = ["Store"]
+__all__ = ["STORE_FILE", "Store"]
+
+STORE_FILE = "store.db"
+"""Its name in the live folder."""
 
 
 class Store(Turns, Batches, Versions, People, Pages):

@@ -4,7 +4,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import StoreError, UnknownTurnError
 from ..types import valid_text
@@ -105,6 +105,24 @@ class People(Database):
                 shutil.rmtree(path.parent)
                 raise UnknownTurnError("There are no such turns to export.")
             return path, count
+
+    def complete(self, what: Literal["turn", "session"], start: str, user: str | None = None) -> str:
+        """The id that begins like this, as people shorten them; what was given, where there is none.
+
+        Raises:
+            UnknownTurnError: When several do.
+        """
+        column = f"{what}_id"
+        pattern = "".join(f"\\{char}" if char in "%_\\" else char for char in start) + "%"
+        with self._read() as connection:
+            rows = connection.execute(
+                f"SELECT DISTINCT {column} FROM turns WHERE {column} LIKE ? ESCAPE '\\' AND user = coalesce(?, user) "
+                f"ORDER BY {column} <> ? LIMIT 2",
+                (pattern, user, start),
+            ).fetchall()
+        if len(rows) > 1 and rows[0][column] != start:
+            raise UnknownTurnError(f"Several {what}s begin with {start!r}: give more of it.")
+        return rows[0][column] if rows else start
 
     def users(self) -> list[str]:
         """Everyone who has turns."""
