@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "--format",
         choices=("jsonl", "dataset"),
         default="jsonl",
-        help="lines of all turns (default), or a `datasets` folder to train on, without side traffic and opted-out users",
+        help="lines of all turns (default), or a `datasets` folder to train on, of main turns of users who are in",
     )
     log = command("import", _import, "take in the lines of an export, or logged requests with their responses", "user")
     log.add_argument("file", help="JSON lines; - for standard input")
