@@ -24,6 +24,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "max_steps": (-1, "use `max_updates`"),
     "save_only_model": (False, "a checkpoint must hold all that training goes on from"),
     "load_best_model_at_end": (False, "checks decide which version is kept"),
+    "log_completions": (False, "what people wrote stays in the store, where they can delete it"),
 }
 """Settings of a trainer that samples, the value each must have here, and why."""
 
@@ -118,8 +119,6 @@ class LiveConfig(CheckFields, CombineConfig):
             self.output_dir: str | None = str(checkpoints_of(self.live_folder, self.user))
         self.max_steps = self.max_updates or FOREVER
         self.ignore_data_skip = True  # what was trained is known to the store, not by counting rows
-        if not self.max_updates:
-            self.disable_tqdm = True
         self.gradient_accumulation_steps = self._accumulation()
         super().__post_init__()
         self.max_steps = self.max_updates or FOREVER

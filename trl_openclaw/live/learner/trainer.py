@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast, is_peft_model
 from datasets import IterableDataset
+from transformers import PrinterCallback, ProgressCallback
 
 from ...errors import LearnerError
 from ...teachers import LocalTeacher, max_model_length
@@ -97,6 +98,8 @@ class LiveTrainer(CombineTrainer):
         self.notes = TokenNotes(self)
         self.updates = Updates(self)
         self.add_callback(self.updates)
+        for printer in (PrinterCallback, ProgressCallback):  # one line for each update says more
+            self.remove_callback(printer)
         name = args.engine_model or self.model.get_base_model().config.name_or_path
         self.desk: Desk | None = None
         if self.accelerator.is_main_process:

@@ -46,6 +46,7 @@ class Updates(TrainerCallback):
         self.average: Path | None = None
         self._before: Snapshot | None = None
         self._version: str | None = None
+        self._summary = ""
 
     # What the trainer calls
 
@@ -103,6 +104,7 @@ class Updates(TrainerCallback):
         for name, result in results.items():
             for number, value in result.numbers.items():
                 trainer.record_metric(f"check/{name}/{number}", value)
+        self._summary = ", ".join(f"{name} {result.outcome.replace('_', ' ')}" for name, result in results.items())
         seconds = time.monotonic() - began
         return on_main(trainer.accelerator, lambda: self._judge(version, results, seconds))
 
@@ -154,9 +156,10 @@ class Updates(TrainerCallback):
         mark_whole(checkpoint, progress)
         if desk.store.published_version(desk.user) == parent:
             desk.store.publish(desk.user, version)
-            trainer.accelerator.print(f"Version {version} is published.", flush=True)
+            trainer.accelerator.print(f"Version {version} is published ({self._summary}).", flush=True)
         else:
             desk.store.add_version_event(desk.user, version, "rejected", {"reason": OVERTAKEN})
+            trainer.accelerator.print(f"Version {version} is not published: {OVERTAKEN}.", flush=True)
         desk.store.end_batch(batch_id, "trained", version)
         folder = adapters_of(trainer.args.live_folder, desk.user)
         remove_old(folder, trainer.args.keep_versions, {version, desk.store.published_version(desk.user)})
