@@ -1,0 +1,195 @@
+"""The store fails, and chat goes on: nothing is lost that can be kept, and nobody waits long."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from live.gateway_harness import serving_stub, wait_for
+
+from trl_openclaw.errors import StoreFullError
+from trl_openclaw.live.canonical import turn_hashes
+from trl_openclaw.live.gateway.metrics import Metrics
+from trl_openclaw.live.gateway.recorder import Origin, Recorder
+from trl_openclaw.live.records import NewTurn
+from trl_openclaw.live.store import Store
+
+
+@contextmanager
+def locked(path):
+    """Another process, so to speak, that holds the store."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+class FullStore(Store):
+    """A store on a disk that is full until somebody makes room."""
+
+    full = False
+
+    def _write(self):
+        if self.full:
+            raise StoreFullError("no room")
+        return super()._write()
+
+
+def test_a_locked_store_does_not_stop_chat(tmp_path, stub):
+    store = Store(tmp_path / "store.db", busy_seconds=0.2)
+    with serving_stub(tmp_path, stub, store=store) as gateway, gateway.client() as client:
+        messages = [{"role": "user", "content": "one"}]
+        with locked(tmp_path / "store.db"):
+            for word in ("two", "three", "four"):
+                started = time.monotonic()
+                reply = client.chat.completions.create(model="stub", messages=messages)
+                assert time.monotonic() - started < 3
+                messages += [reply.choices[0].message.to_dict(), {"role": "user", "content": word}]
+            wait_for(lambda: gateway.metric("store_failures_total"))
+            assert gateway.metric("turns_waiting") >= 1
+            health = client.get("/health".replace("/health", "../health"), cast_to=object)
+            assert health["status"] == "degraded"
+            assert "in use by another process" in health["problems"]["store"]
+            with pytest.raises(openai.InternalServerError):
+                client.post("/feedback", body={"id": reply.id, "thumb": "up"}, cast_to=object)
+        turns = wait_for(lambda: len(gateway.turns()) == 3 and gateway.turns(), what="the records")
+        assert [turn.parent for turn in turns] == [None, turns[0].turn_id, turns[1].turn_id]
+        assert [turn.next_state and turn.next_state[0]["content"] for turn in turns] == ["two", "three", None]
+        wait_for(lambda: gateway.metric("turns_waiting") == 0)
+        assert client.get("../health", cast_to=object)["status"] == "ok"
+        assert gateway.metric("turns_lost_total") == 0
+
+
+def test_a_full_disk_does_not_stop_chat(tmp_path, stub, caplog):
+    store = FullStore(tmp_path / "store.db")
+    with serving_stub(tmp_path, stub, store=store) as gateway:
+        gateway.ask("before")
+        store.full = True
+        started = time.monotonic()
+        for place in range(20):
+            assert gateway.ask(f"n{place}").choices[0].message.content == f"stub: n{place}"
+        assert time.monotonic() - started < 20
+        assert len(gateway.turns()) == 1
+        store.full = False
+        wait_for(lambda: len(gateway.turns()) == 21, what="the records")
+    assert [turn.messages[0]["content"] for turn in gateway.turns()] == ["before", *(f"n{i}" for i in range(20))]
+    assert caplog.text.count("The store cannot be written") == 1  # once in a while, not for each turn
+
+
+def test_what_does_not_fit_into_memory_is_counted(tmp_path):
+    store, metrics = FullStore(tmp_path / "store.db"), Metrics()
+    store.full = True
+    recorder = Recorder(store, metrics, max_waiting_bytes=1000)
+    for place in range(10):
+        origin = origin_of(f"turn{place}")
+        recorder.begin(origin)
+        recorder.finish(origin, lambda found, name=f"turn{place}": turn_of(name), 100).result(5)
+    lost = metrics.registry.get_sample_value("openclaw_turns_lost_total")
+    assert 0 < lost < 10
+    store.full = False
+    wait_for(lambda: len(list(store.all_turns())) == 10 - lost)
+    recorder.close()
+
+
+def test_what_can_never_be_recorded_holds_up_nothing(tmp_path):
+    store, metrics = Store(tmp_path / "store.db"), Metrics()
+    recorder = Recorder(store, metrics)
+
+    def broken(found):
+        raise ValueError("no turn")
+
+    assert recorder.finish(origin_of("one"), broken, 1).result(5) is False
+    assert recorder.finish(origin_of("two"), lambda found: turn_of("two"), 1).result(5) is True
+    recorder.close()
+    assert [turn.turn_id for turn in store.all_turns()] == ["two"]
+    assert metrics.registry.get_sample_value("openclaw_turns_lost_total") == 1
+
+
+def test_the_end_writes_what_is_left(tmp_path):
+    store, metrics = Store(tmp_path / "store.db"), Metrics()
+    recorder = Recorder(store, metrics)
+    for place in range(200):
+        recorder.finish(origin_of(f"t{place}"), lambda found, name=f"t{place}": turn_of(name), 1)
+    recorder.close()
+    assert len(list(store.all_turns())) == 200
+    assert recorder.finish(origin_of("late"), lambda found: turn_of("late"), 1).result(5) is False
+
+
+def test_the_end_says_what_is_lost(tmp_path, caplog):
+    store, metrics = FullStore(tmp_path / "store.db"), Metrics()
+    recorder = Recorder(store, metrics)
+    store.full = True
+    recorder.finish(origin_of("one"), lambda found: turn_of("one"), 1).result(5)
+    recorder.close()
+    assert "1 turns could not be written before the end and are lost" in caplog.text
+
+
+def origin_of(name):
+    return Origin(name, "default", [{"role": "user", "content": name}], None, None, 100)
+
+
+def turn_of(name):
+    messages, reply = [{"role": "user", "content": name}], {"role": "assistant", "content": "ok"}
+    assert turn_hashes(messages, reply)
+    return NewTurn(
+        name, "default", name, None, "main", None, messages, None, reply, "stop", (), (), (), {}, "m", "base"
+    )
+
+
+SERVE = Path(__file__).parents[2] / "trl_openclaw" / "live" / "gateway" / "serve.py"
+
+
+@contextmanager
+def served(live_dir, stub):
+    """`trl-openclaw serve` in a process of its own, and its address."""
+    command = [sys.executable, "-m", "trl_openclaw.cli", "serve", "--engine", "vllm", "--model", "stub"]
+    command += ["--engine-url", stub.base_url, "--port", "0", "--live-dir", str(live_dir)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        said = []
+        while not (said and said[-1] in ("Ready.\n", "")):
+            said.append(process.stdout.readline())
+        yield process, "".join(said)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_gateway_that_is_killed_loses_no_reply(tmp_path, stub):
+    """Whatever a client has in full is in the store, and the next gateway goes on with it."""
+    answered = {}
+    for generation in range(3):
+        with served(tmp_path, stub) as (process, said):
+            url = said.split(" at ")[1].split()[0]
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+                for place in range(10 * generation, 10 * generation + 10):
+                    messages = [{"role": "user", "content": f"n{place}"}]
+                    reply = client.chat.completions.create(model="stub", messages=messages)
+                    answered[reply.id] = reply.choices[0].message.content
+                os.kill(process.pid, signal.SIGKILL)  # at once after the last byte
+                process.wait()
+    store = Store(tmp_path / "store.db")
+    assert {turn.turn_id: turn.reply["content"] for turn in store.all_turns()} == answered
+
+
+def test_what_it_says_when_it_starts_and_how_it_ends(tmp_path, stub):
+    with served(tmp_path, stub) as (process, said):
+        url = said.split(" at ")[1].split()[0]
+        for part in ("serves stub", stub.base_url, "without a key", str(tmp_path), f"OPENAI_BASE_URL={url}/v1"):
+            assert part in said
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="any") as client:
+            stub.pause, stub.pieces = 0.1, 10
+            messages = [{"role": "user", "content": "hi"}]
+            stream = client.chat.completions.create(model="stub", messages=messages, stream=True)
+            next(stream)
+            process.send_signal(signal.SIGTERM)
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        assert text.endswith("w7")  # what was begun is brought to its end
+        assert process.wait(30) == 0
+    assert len(list(Store(tmp_path / "store.db").all_turns())) == 1
