@@ -3,8 +3,14 @@
 import pytest
 from launch_ranks import assert_like_one, launch_all, whole_batch
 
-TRAINED = ["by prompt", "an adapter by prompt", "combine by prompt", "combine with an adapter by prompt"]
-"""Distillation alone and with rewards, of all weights and of an adapter."""
+TRAINED = [
+    "by prompt",
+    "an adapter by prompt",
+    "an adapter and a head by prompt",
+    "combine by prompt",
+    "combine with an adapter by prompt",
+]
+"""Distillation alone and with rewards, of all weights, of an adapter, and of a head beside it (`modules_to_save`)."""
 
 ENGINES = {
     "multi_gpu": "DistributedDataParallel",

@@ -17,7 +17,9 @@ KILLED_IN = 2
         pytest.param(2, None, "ema", marks=pytest.mark.slow),
         pytest.param(2, "zero2", "ema", marks=pytest.mark.slow),
         pytest.param(2, "zero3", "frozen", marks=pytest.mark.slow),
+        pytest.param(2, "zero3", "ema", marks=pytest.mark.slow),
         pytest.param(2, "fsdp2", "frozen", marks=pytest.mark.slow),
+        pytest.param(2, "fsdp2", "ema", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, processes, engine, teacher):

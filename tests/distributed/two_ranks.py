@@ -32,7 +32,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl_openclaw import CombineTrainer, LLMJudge, NextState, OPDTrainer, Verdict, Vote, scoring
 from trl_openclaw.environments.conversation import ConversationRollout
 from trl_openclaw.errors import OpenClawError
-from trl_openclaw.teachers import LocalTeacher
+from trl_openclaw.teachers import EMATeacher, LocalTeacher
 from trl_openclaw.trainer.alarms import BandAlarm
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -192,6 +192,7 @@ AVERAGE = {"teacher": "ema", "teacher_ema_rate": 0.5}
 SCENARIOS = {
     "by prompt": BY_PROMPT,
     "an adapter by prompt": {**BY_PROMPT, "lora": True},
+    "an adapter and a head by prompt": {**BY_PROMPT, "lora": {"modules_to_save": ["lm_head"]}},
     "combine by prompt": {**BY_PROMPT, "trainer_class": CombineTrainer},
     "combine with an adapter by prompt": {**BY_PROMPT, "trainer_class": CombineTrainer, "lora": True},
     "teacher loaded again": {**BY_PROMPT, "from_disk": True},
@@ -205,6 +206,8 @@ SCENARIOS = {
     "live teacher, initial reference": {**BY_PROMPT, "config": APART["config"]},
     "average": {**BY_PROMPT, "config": AVERAGE},
     "average of an adapter": {**BY_PROMPT, "lora": True, "config": AVERAGE},
+    "average of a head, too": {**BY_PROMPT, "lora": {"modules_to_save": ["lm_head"]}, "config": AVERAGE},
+    "average loaded again": {**BY_PROMPT, "from_disk": True, "config": AVERAGE},
     "one rank without hints": {"judge": judge_of_rank_zero},
     "no hints at all": {"judge": judge_that(hint=None)},
     "uneven lengths": {"judge": judge_that(), "rollout_func": uneven_rollout},
@@ -286,10 +289,11 @@ def run(scenario: str, folder: str) -> dict:
     """Train as a scenario says; what this process found."""
     name, whole_rows, _ = scenario.partition(WHOLE_ROWS)
     options = dict(SCENARIOS[name])
-    if options.pop("lora", False):
+    if lora := options.pop("lora", False):
         from peft import LoraConfig
 
-        options["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+        more = lora if isinstance(lora, dict) else {}
+        options["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **more)
     model = saved_model(folder, 0) if options.pop("from_disk", False) else tiny_llama()
     if options.pop("teacher_from_disk", False):
         options["teacher_model"] = saved_model(folder, 1)
@@ -298,7 +302,10 @@ def run(scenario: str, folder: str) -> dict:
         trainer = trainer_of(options, model, folder, whole_rows)
     except ValueError as refused:
         return {"rank": RANK, "error": f"{type(refused).__name__}: {refused}"}
-    return train(trainer)
+    found = train(trainer)
+    if isinstance(trainer.teacher, EMATeacher):
+        trainer.teacher.save(Path(folder, scenario), writes=RANK == 0)
+    return found
 
 
 def saved_model(folder: str, seed: int) -> str:

@@ -16,7 +16,8 @@ from transformers import LlamaForCausalLM
 from trl_openclaw import OPDConfig
 from trl_openclaw.scoring import TeacherRow
 from trl_openclaw.teachers import EMATeacher, FrozenTeacher, InitialWeights
-from trl_openclaw.teachers.ema import ADAPTER, STATE_FILE, check_adapter, check_not_sharded, saved_tensors
+from trl_openclaw.teachers.ema import STATE_FILE, saved_tensors
+from trl_openclaw.teachers.ema_limits import ADAPTER, check_adapter, check_engine, check_spread_alike
 from trl_openclaw.teachers.weights import keep_initial_adapter
 
 TARGETS = ["q_proj", "v_proj", "gate_proj"]
@@ -46,6 +47,20 @@ def ema_trainer(tmp_path, adapter: str | None = None, *, rate: float = 0.05, sta
     peft_config = copy.deepcopy(ADAPTERS[adapter]) if adapter else None
     settings = {"teacher": "ema", "teacher_ema_rate": rate, "teacher_ema_start": start, **config}
     return make_trainer(tmp_path, model=model, peft_config=peft_config, config=settings)
+
+
+def engine_trainer(*, fsdp: int | None = None, zero: dict | None = None, model=None):
+    """What `check_engine` looks at, of a trainer under an engine."""
+    state = types.SimpleNamespace(
+        fsdp_plugin=types.SimpleNamespace(fsdp_version=fsdp),
+        deepspeed_plugin=types.SimpleNamespace(deepspeed_config={"zero_optimization": zero}),
+    )
+    return types.SimpleNamespace(
+        model=model or tiny_llama(),
+        is_fsdp_enabled=fsdp is not None,
+        is_deepspeed_enabled=zero is not None,
+        accelerator=types.SimpleNamespace(state=state),
+    )
 
 
 def pairs(trainer) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -102,8 +117,6 @@ class TestUpdate:
             for own, student in pairs(trainer).values():
                 own.fill_(1.0)
                 student.fill_(1.0 + 2**-6)
-            for master in trainer.teacher._masters.values():
-                master.fill_(1.0)
         for step in range(200):
             trainer.teacher.update(step + 1)
         expected = 1.0 + 2**-6 * (1 - 0.99**200)
@@ -114,7 +127,9 @@ class TestUpdate:
             assert own.unique() > 1.0
 
     def test_full_precision_keeps_no_second_average(self, tmp_path):
-        assert not ema_trainer(tmp_path).teacher._masters
+        trainer = ema_trainer(tmp_path)
+        trainer.teacher.update(1)
+        assert not trainer.teacher._masters
 
     def test_tied_weights_move_once(self, tmp_path):
         trainer = ema_trainer(tmp_path, model=tiny_llama(tie_word_embeddings=True))
@@ -299,17 +314,41 @@ class TestRefused:
         with pytest.raises(ValueError, match="modules_to_save"):
             check_adapter(model, use_vllm=True)
 
-    @pytest.mark.parametrize("sign", ["ds_id", "device_mesh", "zero3", "fsdp"])
-    def test_sharded_weights(self, sign):
-        model = tiny_llama()
-        if sign in ("ds_id", "device_mesh"):
-            setattr(model.model.norm.weight, sign, 1)
-        plugin = types.SimpleNamespace(zero_stage=3 if sign == "zero3" else 2)
-        trainer = types.SimpleNamespace(
-            model=model, is_fsdp_enabled=sign == "fsdp", args=types.SimpleNamespace(deepspeed_plugin=plugin)
-        )
-        with pytest.raises(ValueError, match="spread over processes"):
-            check_not_sharded(trainer)
+    @pytest.mark.parametrize(
+        ("engine", "said"),
+        [
+            ({"fsdp": 1}, "fsdp_version: 2"),
+            ({"zero": {"stage": 3, "offload_param": {"device": "nvme"}}}, "nvme"),
+            ({"zero": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_hpz_partition_size"),
+            ({"zero": {"stage": 3, "zero_quantized_nontrainable_weights": True}}, "quantises"),
+        ],
+        ids=str,
+    )
+    def test_engines_that_hide_parts_of_weights(self, engine, said):
+        with pytest.raises(ValueError, match=rf"{said}.*`teacher='frozen'`"):
+            check_engine(engine_trainer(**engine))
+
+    @pytest.mark.parametrize(
+        "engine",
+        [{}, {"fsdp": 2}, {"zero": {"stage": 2, "zero_hpz_partition_size": 8}}, {"zero": {"stage": 3}}],
+        ids=str,
+    )
+    def test_other_engines_are_followed(self, engine):
+        check_engine(engine_trainer(**engine))
+
+    def test_an_adapter_that_an_earlier_trainer_has_spread(self):
+        trainer = engine_trainer(zero={"stage": 3}, model=get_peft_model(tiny_llama(), LoraConfig(**LORA)))
+        check_engine(trainer)
+        next(p for p in trainer.model.parameters() if p.requires_grad).ds_tensor = torch.zeros(1)
+        with pytest.raises(ValueError, match="earlier trainer"):
+            check_engine(trainer)
+
+    def test_parts_that_differ_between_teacher_and_student(self, tmp_path):
+        trainer = ema_trainer(tmp_path)
+        check_spread_alike(pairs(trainer))
+        trainer.model.get_parameter("model.norm.weight").ds_tensor = torch.zeros(3)
+        with pytest.raises(ValueError, match=r"`model\.norm\.weight`: this process holds \(32,\).*\(3,\)"):
+            check_spread_alike(pairs(trainer))
 
     def test_a_model_that_zero_3_has_spread_already(self, tmp_path):
         model = tiny_llama()
@@ -355,6 +394,7 @@ class TestCheckpoints:
         other = ema_trainer(tmp_path, model=tiny_llama().to(torch.bfloat16)).teacher
         assert other.same_weights_at_start
         other.restore(tmp_path)
+        other.begin()
         assert other._masters
         assert not other.same_weights_at_start
         for name, master in trainer.teacher._masters.items():
@@ -393,6 +433,7 @@ class TestCheckpoints:
         before = values(trainer)
         with pytest.raises(ValueError, match=r"saved of another model or adapter: `model\.layers\."):
             trainer.teacher.restore(tmp_path)
+        trainer.teacher.begin()
         assert all(torch.equal(before[name], own) for name, own in values(trainer).items())
 
     @pytest.mark.parametrize("kind", ["lora", "modules to save"])
@@ -448,7 +489,8 @@ def test_average_is_saved_before_older_checkpoints_go(tmp_path, monkeypatch):
     trainer = ema_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=1)
     there, save = [], trainer.teacher.save
 
-    def observed(checkpoint):
+    def observed(checkpoint, writes):
+        assert writes
         save(checkpoint)
         there.append(sorted(folder.parent.name for folder in tmp_path.glob(f"checkpoint-*/{STATE_FILE}")))
 

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import is_peft_model
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from ..prefix_passes import cache_name_of
 from ..shared_prefix import TEXT_INPUTS, PrefixSharing, bare_model
@@ -51,6 +52,7 @@ class ObservedForward:
 
     def __call__(self, **kwargs: Any) -> Any:
         unwrapped = self.accelerator.unwrap_model(self.model)
+        _put_trained_head_together(bare_model(unwrapped))
         read = self._add_losses if self.token_losses is not None else None
         with completion_positions_only(unwrapped, kwargs, self.keep, read, self.sharing):
             outputs = self.model(**kwargs)
@@ -64,6 +66,19 @@ class ObservedForward:
         """Put the losses where TRL has one number that nobody reads, so that wrappers see them in the output."""
         assert self.token_losses is not None
         outputs.loss = self.token_losses(outputs.log_probs[:, -self.keep :], hidden, model)
+
+
+def _put_trained_head_together(model: nn.Module) -> None:
+    """Let FSDP2 hold an LM head whole that is about to be trained, and sum its gradient over the processes.
+
+    The fused head reads the weight without calling the module, so FSDP2 does not know. TRL then gathers it by hand, and
+    each process would keep a part of its own gradient alone: so with `modules_to_save=["lm_head"]`.
+    """
+    head = model.get_output_embeddings()
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in head.parameters()):
+        for module in head.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
 
 
 def has_virtual_tokens(model: nn.Module) -> bool:

@@ -7,24 +7,19 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import TrainerCallback
 
 from .._trl import SeamGRPOTrainer
 from ..scoring import TokenScorer
+from .ema_limits import ADAPTER, check_adapter, check_engine, check_spread_alike
 from .local import LocalTeacher
-from .weights import InitialWeights, adapter_switched, keep_initial_adapter, max_model_length, trained_outside
-
-ADAPTER = "teacher"
-"""The name of the averaged adapter beside the one in training."""
+from .parts import only_parts, part_changed, part_of, put_together, save_one_by_one, shape_of, take_apart
+from .weights import InitialWeights, adapter_switched, keep_initial_adapter, max_model_length
 
 STATE_FILE = "ema_teacher.safetensors"
 """The file in a checkpoint's folder that holds the average."""
-
-AVERAGED_ADAPTERS = ("LORA", "IA3")
-"""PEFT types each of whose adapters has all its tensors to itself."""
 
 
 class EMATeacher(LocalTeacher):
@@ -61,19 +56,18 @@ class EMATeacher(LocalTeacher):
         self.sources = {name: source for name, source in sources.items() if name in saved}
         self.adapter = adapter
         self.rate, self.start = trainer.args.teacher_ema_rate, trainer.args.teacher_ema_start
-        own = {name: p.detach() for name, p in self._unwrapped(model).named_parameters() if name in self.sources}
-        self._averaged = frozenset(own)
-        # Half precision has no room for 5 % of a small change, so such weights are averaged in float32 beside them.
-        self._masters = {name: tensor.float() for name, tensor in own.items() if tensor.dtype.itemsize < 4}
+        self._averaged = {name for name, _ in self._unwrapped(model).named_parameters() if name in self.sources}
+        self._masters: dict[str, torch.Tensor] = {}
+        self._saved_in: Path | None = None
 
     @classmethod
     def build(cls, trainer: SeamGRPOTrainer, scorer: TokenScorer, initial: InitialWeights) -> "EMATeacher":
         """Make the teacher out of the initial weights, and let it follow the trainer's steps.
 
         Raises:
-            ValueError: If the weights are spread over processes, or the adapter is of a kind that cannot be averaged.
+            ValueError: If weights are spread in a way that cannot be followed, or the adapter cannot be averaged.
         """
-        check_not_sharded(trainer)
+        check_engine(trainer)
         if is_peft_model(trainer.model):
             check_adapter(trainer.model, trainer.use_vllm)
             sources = keep_initial_adapter(trainer.model, ADAPTER)
@@ -99,38 +93,61 @@ class EMATeacher(LocalTeacher):
         if step <= self.start:
             return
         self.same_weights_at_start = False
-        own, student = self._own_tensors(), saved_tensors(self._unwrapped(self.trainer.model))
+        own, student = self._own_tensors(), self._tensors(self.trainer.model)
         for name, source in self.sources.items():
             if name not in self._averaged:
                 own[name].copy_(student[source])
                 continue
-            average = self._masters.get(name, own[name])
-            average.lerp_(student[source].to(average), self.rate)
-            if name in self._masters:
-                own[name].copy_(average)
-
-    def save(self, checkpoint: str | Path) -> None:
-        """Write the average, at its full precision, into a checkpoint's folder, whole or not at all."""
-        tensors = {name: tensor.contiguous() for name, tensor in {**self._own_tensors(), **self._masters}.items()}
-        Path(checkpoint).mkdir(parents=True, exist_ok=True)
-        unfinished = Path(checkpoint) / f"{STATE_FILE}.unfinished"
-        save_file(tensors, unfinished)
-        unfinished.replace(Path(checkpoint) / STATE_FILE)
+            average = self._average(name, own[name])
+            average.lerp_(part_of(student[source]).to(average), self.rate)
+            self._place(own[name], average)
 
     @torch.no_grad()
+    def save(self, checkpoint: str | Path, writes: bool = True) -> None:
+        """Write the average, at its full precision, into a checkpoint's folder, whole or not at all. A collective.
+
+        Args:
+            checkpoint: The folder.
+            writes: Whether this process is one that writes.
+        """
+        own, device = self._own_tensors(), self.trainer.accelerator.device
+        parts = {name: self._average(name, tensor) for name, tensor in own.items()}
+        described = {name: (part.dtype, shape_of(own[name])) for name, part in parts.items()}
+        file = Path(checkpoint) / STATE_FILE
+        unfinished = file.with_name(f"{STATE_FILE}.unfinished") if writes else None
+        if unfinished is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        save_one_by_one(unfinished, described, lambda name: put_together(own[name], parts[name], device))
+        if unfinished is not None:
+            unfinished.replace(file)
+
     def restore(self, checkpoint: str | Path) -> None:
-        """Take the average from a checkpoint's folder.
+        """Go on from the average in a checkpoint's folder, once training begins: engines lay weights out anew there.
 
         Raises:
             ValueError: If it holds none, or one of another model.
         """
         path = Path(checkpoint) / STATE_FILE
-        own = self._own_tensors()
-        for name, tensor in self._read(path, own).items():
-            own[name].copy_(tensor)
-            if name in self._masters:
-                self._masters[name].copy_(tensor)
-        self.same_weights_at_start = False
+        self._check_file(path)
+        self._saved_in, self.same_weights_at_start = path, False
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Take what `restore` found, now that the engine has the weights as they will be trained.
+
+        Raises:
+            ValueError: If the engine spreads student and teacher differently.
+        """
+        own, student = self._own_tensors(), self._tensors(self.trainer.model)
+        check_spread_alike({name: (own[name], student[source]) for name, source in self.sources.items()})
+        path, self._saved_in = self._saved_in, None
+        if path is None:
+            return
+        with safe_open(path, "pt") as file:
+            for name, tensor in own.items():
+                average = self._average(name, tensor)
+                average.copy_(take_apart(file.get_tensor(name), tensor))
+                self._place(tensor, average)
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -143,8 +160,8 @@ class EMATeacher(LocalTeacher):
             if config is not None:
                 configs[self.adapter] = config
 
-    def _read(self, path: Path, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors in the file, checked against those that this teacher has."""
+    def _check_file(self, path: Path) -> None:
+        """Compare the tensors in the file with those that this teacher has."""
         if not path.is_file():
             raise ValueError(
                 f"`{path.parent}` has no `{path.name}`, so the EMA teacher cannot go on from there. Resume from a "
@@ -152,21 +169,44 @@ class EMATeacher(LocalTeacher):
                 "killed while it saved, from the one before), or use `teacher='frozen'`."
             )
         try:
-            tensors = load_file(path)
+            with safe_open(path, "pt") as file:
+                found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"`{path}` is damaged: {error}. Resume from another checkpoint.") from error
-        shapes, found = ({name: tuple(t.shape) for name, t in tensors_.items()} for tensors_ in (own, tensors))
+        shapes = {name: shape_of(tensor) for name, tensor in self._own_tensors().items()}
         if shapes != found:
             name = min(name for name in {**shapes, **found} if shapes.get(name) != found.get(name))
             raise ValueError(
                 f"`{path}` was saved of another model or adapter: `{name}` has the shape {found.get(name)} there and "
                 f"{shapes.get(name)} here. Resume with the model that the checkpoint was made of."
             )
-        return tensors
+
+    def _average(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """This process's part of the average, to be changed in place.
+
+        Half precision has no room for 5 % of a small change, so such weights are averaged in float32 beside them.
+        """
+        part = part_of(tensor)
+        if name not in self._averaged or part.dtype.itemsize >= 4:
+            return part
+        if name not in self._masters:
+            self._masters[name] = part.float()
+        return self._masters[name]
+
+    def _place(self, tensor: torch.Tensor, average: torch.Tensor) -> None:
+        """Let the teacher compute with its average as it is now."""
+        part = part_of(tensor)
+        if part is not average:
+            part.copy_(average)
+        part_changed(tensor)
 
     def _own_tensors(self) -> dict[str, torch.Tensor]:
-        tensors = saved_tensors(self._unwrapped(self.model))
+        tensors = self._tensors(self.model)
         return {name: tensors[name] for name in self.sources}
+
+    def _tensors(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        only_parts(self._unwrapped(model))
+        return saved_tensors(self._unwrapped(model))
 
     def _unwrapped(self, model: nn.Module) -> Any:
         return self.trainer.accelerator.unwrap_model(model)
@@ -182,54 +222,13 @@ class EMACallback(TrainerCallback):
     def __init__(self, teacher: EMATeacher):
         self.teacher = teacher
 
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Look at how the engine laid the weights out, and go on from a saved average."""
+        self.teacher.begin()
+
     def on_step_end(self, args, state, control, **kwargs):
         """Update the average."""
         self.teacher.update(state.global_step)
-
-
-def check_not_sharded(trainer: SeamGRPOTrainer) -> None:
-    """Refuse engines that give every process a part of the weights only.
-
-    Raises:
-        ValueError: If there is such an engine.
-    """
-    plugin = trainer.args.deepspeed_plugin
-    zero3 = plugin is not None and plugin.zero_stage == 3
-    parts = any(hasattr(p, "ds_id") or hasattr(p, "device_mesh") for p in trainer.model.parameters())
-    if zero3 or trainer.is_fsdp_enabled or parts:
-        raise ValueError(
-            "`teacher='ema'` does not work with weights that are spread over processes (ZeRO-3, FSDP, tensor "
-            "parallelism). Use ZeRO-2 or plain data parallelism, or `teacher='frozen'`."
-        )
-
-
-def check_adapter(model: Any, use_vllm: bool) -> None:
-    """Refuse adapters that cannot have an average beside them.
-
-    Raises:
-        ValueError: Saying what is in the way.
-    """
-    active = model.active_adapter
-    config = model.peft_config[active]
-    kind = str(getattr(config.peft_type, "value", config.peft_type))
-    outside = trained_outside(model)
-    problem = None
-    if kind not in AVERAGED_ADAPTERS:
-        problem = f"averages adapters of the types {', '.join(AVERAGED_ADAPTERS)}, not {kind}"
-    elif ADAPTER in model.peft_config:
-        problem = (
-            f"keeps its average in an adapter called {ADAPTER!r}, and there is one already. Rename it, or remove what "
-            f"an earlier trainer left with `model.delete_adapter({ADAPTER!r})`"
-        )
-    elif outside:
-        problem = (
-            f"averages the adapter, but `{outside}` is trained outside of it (`bias`, or weights that were made "
-            "trainable by hand), so the teacher would share it with the student"
-        )
-    elif use_vllm and getattr(config, "modules_to_save", None):
-        problem = "with `use_vllm=True` does not support `modules_to_save`: TRL would send vLLM the teacher's copies"
-    if problem is not None:
-        raise ValueError(f"`teacher='ema'` {problem}. Or use `teacher='frozen'`.")
 
 
 def saved_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -240,6 +239,6 @@ def saved_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     buffers = dict(model.named_buffers())
     saved = model.state_dict() if buffers else {}
     return {
-        **{name: parameter.detach() for name, parameter in model.named_parameters() if parameter.is_floating_point()},
+        **{name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()},
         **{name: buffer for name, buffer in buffers.items() if name in saved},
     }

@@ -45,8 +45,13 @@ class LocalTeacher:
         """While it lasts, saving the policy leaves out what the teacher keeps inside the policy's model."""
         return nullcontext()
 
-    def save(self, checkpoint: str) -> None:
-        """Write into a checkpoint's folder what `restore` needs; nothing for weights that do not move."""
+    def save(self, checkpoint: str, writes: bool = True) -> None:
+        """Write into a checkpoint's folder what `restore` needs; nothing for weights that do not move. A collective.
+
+        Args:
+            checkpoint: The folder.
+            writes: Whether this process is one that writes.
+        """
 
     def restore(self, checkpoint: str) -> None:
         """Go on from what was saved in a checkpoint's folder; nothing for weights that do not move."""

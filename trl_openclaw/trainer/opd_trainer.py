@@ -264,8 +264,8 @@ class OPDTrainer(TurnRewards, ProfiledSteps, SeamGRPOTrainer):
             super().save_model(output_dir, _internal_call)
         # Checkpoints are saved by an internal call with a folder, before older ones are removed.
         is_checkpoint = _internal_call and not self.args.save_only_model
-        if local is not None and output_dir is not None and is_checkpoint and self.args.should_save:
-            local.save(output_dir)
+        if local is not None and output_dir is not None and is_checkpoint:
+            local.save(output_dir, writes=self.args.should_save)
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None) -> None:
         """Write a card that says how the model was trained. The dataset may also be a folder."""
