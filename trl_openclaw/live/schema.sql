@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS turns (
     tools TEXT,
     messages TEXT NOT NULL
 );
+CREATE INDEX IF NOT EXISTS turns_by_user ON turns (user);
 CREATE INDEX IF NOT EXISTS turns_by_history ON turns (user, history_hash);
 CREATE INDEX IF NOT EXISTS turns_by_tail ON turns (user, tail_hash);
 CREATE INDEX IF NOT EXISTS turns_by_session ON turns (user, session_id);

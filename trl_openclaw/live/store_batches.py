@@ -3,14 +3,17 @@
 import sqlite3
 import uuid
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import StoreError, UnknownTurnError
 from .database import Database, from_json, pack, to_json, unpack
 from .records import Batch, BatchOutcome, TokenScores
 from .store_turns import find_turn, load_turns
 
-_READY = "FROM turn_states WHERE user = ? AND state = 'ready' AND lag <= ?"
+_SETTLED = "('side', 'trained', 'rejected', 'expired', 'unusable', 'held_out')"  # states that no turn leaves
 _CAN_EXPIRE = "('open', 'answered', 'judged', 'ready')"
+_READY = "FROM turn_states WHERE user = ? AND number > ? AND state = 'ready' AND lag <= ?"
+_STALE = f"FROM turn_states WHERE user = ? AND number > ? AND state IN {_CAN_EXPIRE} AND lag > ?"
 
 
 class Batches(Database):
@@ -20,10 +23,15 @@ class Batches(Database):
     `reconcile` brings the store in line with it.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._settled: dict[str, int] = {}
+
     def ready_count(self, user: str, max_lag: int) -> int:
         """How many of this user's turns could be claimed."""
         with self._read() as connection:
-            return connection.execute(f"SELECT count(*) {_READY}", (user, max_lag)).fetchone()[0]
+            where = (user, self._settled_to(connection, user), max_lag)
+            return connection.execute(f"SELECT count(*) {_READY}", where).fetchone()[0]
 
     def claim(self, user: str, count: int, max_lag: int) -> Batch | None:
         """Take turns for one optimizer step. Turns that are too old by now expire, for good.
@@ -36,22 +44,34 @@ class Batches(Database):
         Returns:
             The batch, its turns oldest first, or `None` when fewer are ready.
         """
+        oldest = f"SELECT number {_READY} ORDER BY number LIMIT ?"
+        with self._read() as connection:  # most of the time there is nothing to do, and nobody else has to wait
+            where = (user, self._settled_to(connection, user), max_lag)
+            stale = connection.execute(f"SELECT 1 {_STALE} LIMIT 1", where).fetchone()
+            if stale is None and len(connection.execute(oldest, (*where, count)).fetchall()) < count:
+                return None
         now = self.clock()
         with self._write() as connection:
-            connection.execute(
-                f"INSERT INTO expiries (turn, created) SELECT number, ? FROM turn_states "
-                f"WHERE user = ? AND state IN {_CAN_EXPIRE} AND lag > ?",
-                (now, user, max_lag),
-            )
-            rows = connection.execute(
-                f"SELECT number {_READY} ORDER BY number LIMIT ?", (user, max_lag, count)
-            ).fetchall()
+            connection.execute(f"INSERT INTO expiries (turn, created) SELECT number, ? {_STALE}", (now, *where))
+            rows = connection.execute(oldest, (*where, count)).fetchall()
             if len(rows) < count:
                 return None
             batch_id = uuid.uuid4().hex
             connection.execute("INSERT INTO batches (batch_id, user, created) VALUES (?, ?, ?)", (batch_id, user, now))
             connection.executemany("INSERT INTO uses VALUES (?, ?)", [(row["number"], batch_id) for row in rows])
             return _batch(connection, batch_id)
+
+    def _settled_to(self, connection: sqlite3.Connection, user: str) -> int:
+        """The number up to which all of a user's turns are settled: trained ones need no second look."""
+        known = self._settled.get(user, 0)
+        (unsettled,) = connection.execute(
+            f"SELECT min(number) FROM (SELECT number FROM turn_states WHERE user = ? AND number > ? "
+            f"AND state NOT IN {_SETTLED} ORDER BY number LIMIT 1)",
+            (user, known),
+        ).fetchone()
+        (last,) = connection.execute("SELECT max(number) FROM turns WHERE user = ?", (user,)).fetchone()
+        self._settled[user] = max(known, (last or 0) if unsettled is None else unsettled - 1)
+        return self._settled[user]
 
     def open_batches(self, user: str) -> list[Batch]:
         """This user's batches that have not ended, oldest first."""
