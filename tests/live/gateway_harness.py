@@ -51,6 +51,11 @@ class RunningGateway:
             messages = [{"role": "user", "content": text}]
             return client.chat.completions.create(model=self.gateway.engine.model, messages=messages, **kwargs)
 
+    def health(self, key: str = "any") -> dict[str, Any]:
+        """What it says of itself."""
+        with self.client(key) as client:
+            return client.get("../health", cast_to=object)
+
     def turns(self, user: str = "default") -> list[Any]:
         """What the store holds, oldest first."""
         return list(self.store.all_turns(user))
@@ -110,11 +115,11 @@ def publish(store: Store, folder: Path, version: str, user: str = "default", par
     store.publish(user, version)
 
 
-def run(coroutine: Any) -> Any:
-    """Run a coroutine, for at most a minute."""
+def run(coroutine: Any, seconds: float = 60.0) -> Any:
+    """Run a coroutine, for at most so long."""
 
     async def limited() -> Any:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(seconds):
             return await coroutine
 
     return asyncio.run(limited())

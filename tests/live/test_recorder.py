@@ -7,14 +7,12 @@ import subprocess
 import sys
 import time
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import openai
 import pytest
 from live.gateway_harness import serving_stub, wait_for
 
 from trl_openclaw.errors import StoreFullError
-from trl_openclaw.live.canonical import turn_hashes
 from trl_openclaw.live.gateway.metrics import Metrics
 from trl_openclaw.live.gateway.recorder import Origin, Recorder
 from trl_openclaw.live.records import NewTurn
@@ -53,7 +51,7 @@ def test_a_locked_store_does_not_stop_chat(tmp_path, stub):
                 messages += [reply.choices[0].message.to_dict(), {"role": "user", "content": word}]
             wait_for(lambda: gateway.metric("store_failures_total"))
             assert gateway.metric("turns_waiting") >= 1
-            health = client.get("/health".replace("/health", "../health"), cast_to=object)
+            health = gateway.health()
             assert health["status"] == "degraded"
             assert "in use by another process" in health["problems"]["store"]
             with pytest.raises(openai.InternalServerError):
@@ -62,7 +60,7 @@ def test_a_locked_store_does_not_stop_chat(tmp_path, stub):
         assert [turn.parent for turn in turns] == [None, turns[0].turn_id, turns[1].turn_id]
         assert [turn.next_state and turn.next_state[0]["content"] for turn in turns] == ["two", "three", None]
         wait_for(lambda: gateway.metric("turns_waiting") == 0)
-        assert client.get("../health", cast_to=object)["status"] == "ok"
+        assert gateway.health()["status"] == "ok"
         assert gateway.metric("turns_lost_total") == 0
 
 
@@ -136,13 +134,24 @@ def origin_of(name):
 
 def turn_of(name):
     messages, reply = [{"role": "user", "content": name}], {"role": "assistant", "content": "ok"}
-    assert turn_hashes(messages, reply)
     return NewTurn(
-        name, "default", name, None, "main", None, messages, None, reply, "stop", (), (), (), {}, "m", "base"
+        turn_id=name,
+        user="default",
+        session_id=name,
+        parent=None,
+        kind="main",
+        side_reason=None,
+        messages=messages,
+        tools=None,
+        reply=reply,
+        finish_reason="stop",
+        prompt_ids=(),
+        completion_ids=(),
+        logprobs=(),
+        sampling={},
+        model="m",
+        model_version="base",
     )
-
-
-SERVE = Path(__file__).parents[2] / "trl_openclaw" / "live" / "gateway" / "serve.py"
 
 
 @contextmanager
@@ -191,5 +200,5 @@ def test_what_it_says_when_it_starts_and_how_it_ends(tmp_path, stub):
             process.send_signal(signal.SIGTERM)
             text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
         assert text.endswith("w7")  # what was begun is brought to its end
-        assert process.wait(30) == 0
+        assert process.wait(30) == -signal.SIGTERM
     assert len(list(Store(tmp_path / "store.db").all_turns())) == 1

@@ -127,6 +127,8 @@ class JudgingWorker:
             failure = "error"
         if failure is not None:
             self.metrics.judge_failures.labels(failure).inc()
+        if failure is None:
+            self._pause, self.problem = 0.0, None
         if failure is None or not self._again(stored.turn_id, failure):
             await self._keep(stored.turn_id, verdict or Verdict(None, "failed"))
 

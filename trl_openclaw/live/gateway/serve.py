@@ -1,6 +1,7 @@
 """`trl-openclaw serve`: an engine, a judge, the store and the gateway, in one process."""
 
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -50,7 +51,10 @@ def main(args: Sequence[str] | None = None, *, routers: Sequence[APIRouter] = ()
         server_header=False,
     )
     server = _Server(config, "\n".join(start_lines(settings, engine, judge, keys, listening)))
-    server.run(sockets=[listening])
+    try:
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return 0 if server.started else 1
 
 

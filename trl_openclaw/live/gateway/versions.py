@@ -61,10 +61,13 @@ class ServedVersions:
         engine: Where they are loaded.
         users: Whose versions to follow.
         metrics: Where swaps and failures are counted.
+        poll_seconds: Pause between two looks into the store.
     """
 
-    def __init__(self, store: Store, engine: Engine, users: Iterable[str], metrics: Metrics):
-        self.engine, self.metrics = engine, metrics
+    def __init__(
+        self, store: Store, engine: Engine, users: Iterable[str], metrics: Metrics, poll_seconds: float = POLL_SECONDS
+    ):
+        self.engine, self.metrics, self.poll_seconds = engine, metrics, poll_seconds
         self._thread = StoreThread(store, "versions")
         self._serving = {user: Served(BASE_VERSION, None, None) for user in users}
         self._problems: dict[str, _Problem] = {}
@@ -115,7 +118,7 @@ class ServedVersions:
             except Exception:
                 logger.exception("Published versions cannot be followed")
                 await asyncio.sleep(RETRY_SECONDS)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self.poll_seconds)
 
     async def follow(self) -> None:
         """Let every user have what is published for them now."""
