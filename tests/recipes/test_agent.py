@@ -157,7 +157,8 @@ def arguments_of(start, *argv, **kwargs) -> dict:
 
 def write_rows(folder: Path, *rows: dict) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
@@ -227,19 +228,25 @@ def test_data_without_tests(refused, tmp_path):
     assert "'prompt', 'answer'" in line
 
 
-def test_tests_that_cannot_be_run(refused, tmp_path):
-    data = write_rows(
-        tmp_path / "data", {"prompt": PROMPT, "tests": "assert f() == 1"}, {"prompt": PROMPT, "tests": "x = 1"}
-    )
-    line = refused("--dataset_name", data)
+@pytest.mark.parametrize("bad_split", ["train", "test"])
+def test_tests_that_cannot_be_run(refused, tmp_path, bad_split):
+    good, bad = ({"prompt": PROMPT, "tests": tests} for tests in ("assert f() == 1", "x = 1"))
+    for split in ("train", "test"):
+        data = write_rows(tmp_path / "data", good, bad if split == bad_split else good, split=split)
+    line = refused("--dataset_name", data, "--eval_strategy", "steps", "--eval_steps", 1)
     assert "Row 1 of the data set" in line
     assert "asserts nothing" in line
 
 
 def test_opening_that_is_not_there_or_no_list(refused, tmp_path):
     assert "`opening: nowhere.json` cannot be read" in refused("--opening", "nowhere.json")
-    (tmp_path / "opening.json").write_text('{"role": "system"}')
-    assert "must hold a list of messages" in refused("--opening", "opening.json")
+    for text, words in (
+        ('{"role": "system"}', "must hold a list of messages"),
+        ('["You are an agent."]', "must hold a list of messages"),
+        ('[{"role": "system"', "cannot be read"),
+    ):
+        (tmp_path / "opening.json").write_text(text)
+        assert f"`opening: opening.json` {words}" in refused("--opening", "opening.json")
 
 
 def test_sandbox_that_this_machine_cannot_hold(refused, monkeypatch):
@@ -295,7 +302,7 @@ def scripted(*texts):
     class Scripted(CombineTrainer):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
-            script_completions(self, texts * 4)
+            script_completions(self, texts * 16)
 
     return Scripted
 
@@ -307,15 +314,20 @@ def logs(trainer) -> list[dict]:
 SHORT = ["--per_device_train_batch_size", 2, "--num_generations", 2, "--max_completion_length", 1500]
 
 
-def test_each_turn_is_rewarded_and_hinted_by_what_followed_it(start):
+def test_each_turn_is_rewarded_and_hinted_by_what_followed_it(start, tmp_path):
     texts = [calls("def f(x):\n    return 0"), "I give up.<|im_end|>"]
-    trainer = start(scripted(*texts), *SHORT)
+    data = write_rows(tmp_path / "data", *tasks("train")[:4])
+    trainer = start(scripted(*texts), *SHORT, "--dataset_name", data, "--eval_steps", 2)
     for entry in logs(trainer):
         assert entry["turns/mean"] == 2.0
         assert entry["environment/verdict/not_loaded"] == 1.0  # not the function that was asked for
         assert entry["steps/0/reward"] == entry["steps/1/reward"] == -1.0
         assert entry["steps/0/hint_accepted"] == entry["steps/1/hint_accepted"] == 1.0
         assert entry["grad_norm"] > 0
+    evaluated = [
+        entry["eval_environment/verdict/not_loaded"] for entry in trainer.state.log_history if "eval_loss" in entry
+    ]
+    assert evaluated == [1.0, 1.0]  # before and after
 
 
 def test_the_config_for_gpus_trains_a_tiny_model(start, chat_server, folder):
@@ -339,6 +351,7 @@ def test_the_config_for_gpus_trains_a_tiny_model(start, chat_server, folder):
         assert entry["steps/0/hint_accepted"] == entry["steps/1/hint_accepted"] == 1.0
         assert entry["steps/0/reward"] == pytest.approx(-1.0)
         assert entry["turns/unmatched"] == 0.0
+    assert len(chat_server.requests) == 2 * 8 * 2 * 3  # a vote is a request: steps, trajectories, turns, votes
     assert all(request["chat_template_kwargs"] == {"enable_thinking": False} for request in chat_server.requests)
 
 
@@ -352,6 +365,8 @@ def test_the_config_for_gpus_is_what_its_comment_says():
     assert (
         config["per_device_train_batch_size"] * config["gradient_accumulation_steps"] == 4 * config["num_generations"]
     )
-    wanted = {"judge": "llm", "use_vllm": True, "vllm_mode": "colocate", "hint_placement": "turn"}
-    wanted |= {"reward_baseline": "group", "judge_reward": "mean", "judge_num_votes": 3}
+    wanted = {"judge": "llm", "use_vllm": True, "vllm_mode": "colocate", "hint_placement": "turn", "use_peft": True}
+    wanted |= {"reward_baseline": "group", "judge_reward": "mean", "judge_num_votes": 3, "num_generations": 8}
+    wanted |= {"rl_weight": 1, "opd_weight": 1, "logp_gap_clip": 1, "epsilon": 0.2, "epsilon_high": 0.28}
+    wanted |= {"chat_template_kwargs": {"enable_thinking": False}}
     assert {name: config[name] for name in wanted} == wanted

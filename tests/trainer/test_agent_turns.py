@@ -425,6 +425,24 @@ class TestNextStates:
         assert sorted(seen) == ["4"] * 4 + ["All tests passed."] * 4
         assert logged(trainer, "environment/verdict/solved") == [1.0]
 
+    def test_a_verdict_or_step_that_a_batch_lacks_counts_there_as_none(self, tmp_path):
+        verdicts = iter(["solved"] * 4 + ["failed"] * 4 + ["solved"] * 4)
+
+        class Env(Doubler):
+            def reset(self, **row):
+                self.verdict = next(verdicts)
+
+        said = "4<|im_end|>"
+        trainer = agent_trainer(
+            tmp_path, texts=(CALL, said, said, CALL, said), environment_factory=Env, rows=12,
+            config={"max_steps": 3, "logging_steps": 3},
+        )  # fmt: skip
+        trainer.train()
+        assert logged(trainer, "environment/verdict/solved") == [pytest.approx(2 / 3)]
+        assert logged(trainer, "environment/verdict/failed") == [pytest.approx(1 / 3)]
+        assert logged(trainer, "steps/0/turns") == [1.0]
+        assert logged(trainer, "steps/1/turns") == [pytest.approx(2 / 3)]
+
     def test_an_environment_that_fails_to_say_costs_its_own_turn(self, tmp_path):
         class Env(Doubler):
             @property

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -92,6 +92,20 @@ class OpenGRPOTrainer(ToolLoopTrainer):
     def record_metric(self, name: str, value: float) -> None:
         """Add a number to the next log. The main process's log is the one that is kept."""
         self._metrics[self.mode][name].append(value)
+
+    def record_shares(self, shares: Mapping[str, float], family: re.Pattern[str], of: str) -> None:
+        """Add shares of a batch to the next log, where a share that a batch does not name is 0 there.
+
+        Args:
+            shares: The batch's shares by their names.
+            family: What the names of such shares match in full.
+            of: A metric that every batch records once, and this one has recorded already.
+        """
+        metrics = self._metrics[self.mode]
+        earlier = len(metrics[of]) - 1
+        for name in sorted({*shares, *filter(family.fullmatch, metrics)}):
+            metrics[name] += [0.0] * (earlier - len(metrics[name]))
+            metrics[name].append(shares.get(name, 0.0))
 
     def forget_batches(self) -> None:
         """Sample anew, as at the beginning: what an interrupted training left of a batch is not gone on with."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .opd_trainer import OPDTrainer
 
 _WORD = re.compile(r"[\w-]{1,40}")
+_VERDICTS = re.compile(r"environment/verdict/.*")
+_STEP_TURNS = re.compile(r"steps/\d+/turns")
 
 LOGGED_STEPS = 16
 """Steps of a trajectory that have metrics of their own; later ones count in all others."""
@@ -44,9 +46,9 @@ def record_steps(trainer: "OPDTrainer", batch: dict[str, Any], rewards: torch.Te
     total, unmatched, rows = trainer.accelerator.gather(counts).view(-1, 3).sum(0).tolist()
     trainer.record_metric("turns/mean", total / rows)
     trainer.record_metric("turns/unmatched", unmatched / rows)
-    for step, (_, count) in enumerate(_column_sums(trainer, exists)):
-        if count:
-            trainer.record_metric(f"steps/{step}/turns", count / rows)
+    numbers = enumerate(count for _, count in _column_sums(trainer, exists))
+    shares = {f"steps/{step}/turns": count / rows for step, count in numbers if count}
+    trainer.record_shares(shares, _STEP_TURNS, of="turns/mean")
     tables = {"judge_score": turns.table(trainer.turn_scores()).to(device), "reward": rewards}
     if "teacher_mask" in batch:
         masks = turn_masks(batch["turn_index"], turns.num_steps)
@@ -74,8 +76,9 @@ def _record_verdicts(trainer: "OPDTrainer") -> None:
     if all(verdict is None for verdict in found):
         return
     trainer.record_column("environment_verdict", local)
-    for verdict, count in sorted(Counter(str(verdict) for verdict in found).items()):
-        trainer.record_metric(f"environment/verdict/{verdict}", count / len(found))
+    counts = Counter(str(verdict) for verdict in found)
+    shares = {f"environment/verdict/{verdict}": count / len(found) for verdict, count in counts.items()}
+    trainer.record_shares(shares, _VERDICTS, of="turns/mean")
 
 
 def _verdict(environment: Any) -> str | None:
