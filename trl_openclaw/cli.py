@@ -37,14 +37,10 @@ PROGRAMS = {
         "OpenAI's chat API over your model, which records what it learns from",
         "trl_openclaw.live.gateway.serve",
     ),
+    "data": ("what was recorded: list, show, export, import, correct, delete", "trl_openclaw.live.data_cli"),
     "versions": ("which version of an adapter answers: list, roll back", "trl_openclaw.live.versions_cli"),
 }
 """Commands that are no recipes: what they do, and the module whose `main` does it."""
-
-SERVICES = {
-    "data": ("trl_openclaw.live.data_cli", "see, take out, correct and delete what live traffic left"),
-}
-"""Commands that launch nothing: where their `main` is, which takes the rest of the arguments, and what they are for."""
 
 Launch = Callable[[Path, list[str], list[str]], int]
 
