@@ -95,7 +95,9 @@ def replay(store: ReplayStore, lines: Iterable[str], user: str | None = None) ->
 
 
 def _take(store: ReplayStore, logged: _Logged, report: ReplayReport) -> None:
-    turn = logged.turn
+    turn, row = logged.turn, logged.row
+    verdicts = list(_verdicts(row))
+    followed = _messages(row["next_state_messages"], "next_state_messages") if row.get("next_state_messages") else []
     found = match(store, turn.user, turn.messages, logged.session_id or None, side=turn.kind == "side")
     turn = replace(turn, parent=found.parent, session_id=found.session_id or turn.turn_id)
     # The other way round an import that was killed in between would never attach it.
@@ -106,12 +108,10 @@ def _take(store: ReplayStore, logged: _Logged, report: ReplayReport) -> None:
         raise ValueError(f"turn {turn.turn_id} is another user's already.")
     report.turns += new
     report.known += not new
-    row = logged.row
-    if row.get("next_state_messages"):
-        source = str(row.get("next_state_source") or "import")
-        told_by = row.get("next_state_told_by")
-        report.next_states += store.add_next_state(turn.turn_id, row["next_state_messages"], source, told_by)
-    for verdict, given_by in _verdicts(row) if stored.verdict is None else ():
+    if followed:
+        source = _text(row, "next_state_source", "import")
+        report.next_states += store.add_next_state(turn.turn_id, followed, source, row.get("next_state_told_by"))
+    for verdict, given_by in verdicts if stored.verdict is None else ():
         store.add_verdict(turn.turn_id, verdict, given_by)
 
 

@@ -1,0 +1,162 @@
+"""Old logs come in through the same path as live traffic, and coming in twice changes nothing."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from live_traffic import assistant, chat, next_text, ready_turn, record, user
+
+from trl_openclaw import Verdict, Vote
+from trl_openclaw.live.replay import replay
+from trl_openclaw.live.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "a" / "store.db")
+
+
+@pytest.fixture
+def other(tmp_path):
+    return Store(tmp_path / "b" / "store.db")
+
+
+def pair(messages, reply, **more):
+    response = {"id": more.pop("id", None), "model": "gpt", "choices": [{"message": reply, "finish_reason": "stop"}]}
+    return json.dumps(
+        {"request": {"model": "gpt", "messages": messages, "temperature": 0.5}, "response": response} | more
+    )
+
+
+def everything(store):
+    """All that is known, but for the numbers and what only the first store has seen."""
+    turns = [replace(turn, number=0, use=None, lag=0) for turn in store.all_turns()]
+    return {
+        turn.turn_id: {
+            **asdict(turn),
+            "verdict": turn.verdict and asdict(replace(turn.verdict, created=0)),
+            "state": "ready" if turn.state == "claimed" else turn.state,
+        }
+        for turn in turns
+    }
+
+
+def test_an_export_comes_back_as_it_was(store, other):
+    one, _ = chat(store, [user("Hi")], "Hello.", owner="ann", session_id="s")
+    two, _ = chat(store, [user("Hi"), assistant("Hello."), user("Shorter!")], "Hey.", owner="ann", session_id="s")
+    chat(store, [user("Hi"), assistant("Hello."), user("Longer!")], "Good day.", owner="ann")
+    store.add_verdict(one, Verdict.from_votes([Vote(-1, hint="Be brief.", raw="x"), Vote(failure="timeout")]))
+    store.add_feedback("ann", two, 1, None, "k")
+    store.add_verdict(two, Verdict(-1, "negative", ("Judge's hint.",)))
+    ready_turn(store)
+    store.edit_hint(None, ready_turn(store).turn_id, ["Edited."])
+    store.edit_hint(None, record(store).turn_id, ["Only edited."])
+    record(store, kind="side", side_reason="title", user="bob")
+    record(store, prompt_ids=(), completion_ids=(), logprobs=())
+    store.claim("default", 1, 0)
+    path, count = store.export()
+    report = replay(other, path.read_text().splitlines())
+    assert (report.turns, report.known, report.failed) == (count, 0, 0)
+    assert everything(other) == everything(store)
+    again = replay(other, path.read_text().splitlines())
+    assert (again.turns, again.known, again.next_states) == (0, count, 0)
+    assert everything(other) == everything(store)
+    verdicts = other._connection.execute("SELECT count(*) FROM verdicts").fetchone()[0]
+    replay(other, path.read_text().splitlines())
+    assert other._connection.execute("SELECT count(*) FROM verdicts").fetchone()[0] == verdicts
+
+
+def test_what_came_in_is_deleted_as_if_it_had_been_live(store, other):
+    one, _ = chat(store, [user("a")], "b")
+    two, _ = chat(store, [user("a"), assistant("b"), user("complaint")], "d")
+    replay(other, store.export()[0].read_text().splitlines())
+    assert next_text(other.show(None, one)) == ["complaint"]
+    other.delete(turn_id=two)
+    assert other.show(None, one).next_state is None
+
+
+TALK = [user("Hi"), assistant("Hello.")]
+LOG = [
+    pair([user("Hi")], assistant("Hello.")),
+    pair([*TALK, user("Shorter!")], assistant("Hey."), id="chatcmpl-7", user="ann", session_id="s", created=5),
+    pair([*TALK, user("Generate a title for this conversation")], assistant("Greeting")),
+    "",
+    pair([*TALK, user("Shorter!")], assistant("Hey.")),
+]
+
+
+def test_logged_requests_become_turns_with_their_next_states(store):
+    report = replay(store, LOG)
+    assert (report.turns, report.next_states, report.failed) == (4, 1, 0)
+    turns = list(store.all_turns())
+    assert [turn.state for turn in turns] == ["unusable", "unusable", "side", "unusable"]
+    assert [next_text(turn) for turn in turns] == [["Shorter!"], None, None, None]
+    first, anns, _, last = turns
+    assert (anns.turn_id, anns.user, anns.session_id, anns.created) == ("chatcmpl-7", "ann", "s", 5.0)
+    assert (last.parent, last.session_id) == (first.turn_id, first.turn_id)
+    assert (first.model, first.model_version, first.sampling) == ("gpt", "imported", {"temperature": 0.5})
+    assert first.turn_id.startswith("chatcmpl-")
+    again = replay(store, LOG)
+    assert (again.turns, again.known, again.next_states) == (0, 4, 0)
+    assert len(list(store.all_turns())) == 4
+    assert store.export(form="dataset")[1] == 3
+
+
+def test_a_user_can_be_named_for_all_lines(store):
+    replay(store, LOG, "carl")
+    assert store.users() == ["carl"]
+
+
+def test_a_turn_of_another_user_stays_theirs(store):
+    replay(store, LOG)
+    report = replay(store, [LOG[1]], "carl")
+    assert (report.turns, report.failed) == (0, 1)
+    assert "chatcmpl-7 is another user's already" in report.failures[0]
+
+
+def test_each_choice_is_a_reply(store):
+    line = json.loads(pair([user("Hi")], assistant("A"), id="r"))
+    line["response"]["choices"].append({"message": assistant("B"), "finish_reason": "length"})
+    replay(store, [json.dumps(line), pair([user("Hi"), assistant("B"), user("Why?")], assistant("C"))])
+    assert {turn.turn_id: next_text(turn) for turn in store.turns()}["r-1"] == ["Why?"]
+    assert store.show(None, "r-1").finish_reason == "length"
+
+
+ROW = {"turn_id": "t", "prompt": [user("Hi")], "completion": [assistant("Hello.")]}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "Expecting"),
+        ("[]", "neither a line of an export"),
+        ("null", "neither"),
+        ('{"request": {}}', "neither"),
+        ('{"request": {}, "response": {}}', "`request.messages` is no list"),
+        (pair([user("Hi")], None), "no message"),
+        (pair([], assistant("x")), "`request.messages` is no list"),
+        (pair([{"content": "x"}], assistant("x")), "no message"),
+        (pair([user(5)], assistant("x")), "neither text nor parts"),
+        ('{"request": {"messages": [{"role": "user", "content": "x"}]}, "response": {"choices": []}}', "no `choices`"),
+        (json.dumps({**ROW, "turn_id": 5}), "`turn_id` is no text"),
+        (json.dumps({**ROW, "user": ""}), "`user` is no text"),
+        (json.dumps({**ROW, "created": "now"}), "`created` is no number"),
+        (json.dumps({**ROW, "kind": "x"}), "kind"),
+        (json.dumps({**ROW, "completion": []}), "`completion` is no list"),
+        (json.dumps({**ROW, "logprobs": [float("nan")], "completion_ids": [1]}), "finite"),
+        (json.dumps({**ROW, "completion_ids": ["a"]}), "not supported"),
+        (json.dumps({**ROW, "verdict_source": "judge", "outcome": "tied", "votes": [{"score": 7}]}), "score"),
+        (json.dumps({**ROW, "next_state_messages": ["x"]}), "no message"),
+    ],
+)
+def test_a_line_that_cannot_be_read_costs_itself(store, line, message):
+    report = replay(store, [LOG[0], line, LOG[1]])
+    assert report.failed == 1
+    assert report.failures[0].startswith("line 2: ")
+    assert message in report.failures[0]
+    assert report.turns == 2
+
+
+def test_the_least_that_a_row_needs(store):
+    assert replay(store, [json.dumps(ROW)]).turns == 1
+    assert store.show("default", "t").model_version == "imported"
