@@ -14,6 +14,13 @@ import torch
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "distributed" / "two_ranks.py"
 SECONDS = 240
+ON_CPU = {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "ACCELERATE_TORCH_DEVICE": "cpu",
+}
+"""An environment in which no GPU is to be seen, and engines may run all the same (see `two_ranks.prepare_engine`)."""
 
 
 def launch(scenario: str, folder: Path, processes: int = 2, engine: str | None = None) -> list[dict]:
@@ -88,9 +95,8 @@ def run_script(
 def _command(processes: int, engine: str | None) -> tuple[list[str], dict[str, str]]:
     """The launcher's command, and its environment, in which no GPU is to be seen."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, **ON_CPU}
     if engine is not None:
-        env |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_TORCH_DEVICE": "cpu"}
         return [*command, "--config_file", str(ROOT / "accelerate_configs" / f"{engine}.yaml")], env
     command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     if processes > 1:  # accelerate's name for "start them with torchrun"; the CPU is asked for by the environment

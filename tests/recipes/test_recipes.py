@@ -12,13 +12,12 @@ import pandas
 import pytest
 from huggingface_hub import ModelCard
 from matplotlib import image
-from tiny import tiny_llama, tiny_tokenizer
+from recipe_harness import JUDGE_MODEL, judge_or_user, save_tiny_model
 
 from trl_openclaw import cli
 
 ROOT = Path(__file__).parents[2]
 MODULES = {"accelerate": "accelerate.commands.accelerate_cli", "trl-openclaw": "trl_openclaw.cli"}
-JUDGE_MODEL = "Qwen/Qwen3-8B"
 SAMPLES, VOTES, STEPS = 16, 3, 2
 
 
@@ -29,8 +28,7 @@ pytestmark = pytest.mark.slow
 def tiny_folder(tmp_path_factory) -> Path:
     """A tiny model and its tokenizer, saved as `from_pretrained` reads them."""
     folder = tmp_path_factory.mktemp("tiny")
-    tiny_llama(max_position_embeddings=4096).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    save_tiny_model(folder)
     return folder
 
 
@@ -74,16 +72,6 @@ def judged(launch, chat_server, tmp_path):
         return [entry for entry in state["log_history"] if "grad_norm" in entry]
 
     return run
-
-
-def judge_or_user(messages) -> str:
-    """A judge that is never content where a verdict is asked for, with the marker of the call; else a user."""
-    question = messages[-1]["content"]
-    marker = re.search(r"The marker is (\w+)\.", question)
-    if marker is None:
-        return "Shorter, please."
-    hint = f"HINT-{marker[1]}: Be brief.\nEND-{marker[1]}" if "HINT-" in question else ""
-    return f"The user complains.\nVERDICT-{marker[1]}: -1\n{hint}"
 
 
 def questions(server) -> tuple[list[str], list[str]]:
