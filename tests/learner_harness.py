@@ -1,5 +1,6 @@
 """Recorded turns of a tiny model, and learners that train on them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def record(
     score: int | None = -1,
     hints: tuple[str, ...] = ("Be brief.",),
     answer: str = "Shorter, please.",
+    recorded_model: str = MODEL,
     **fields: Any,
 ) -> list[str]:
     """Record turns with a next state and a verdict; returns their ids."""
@@ -114,6 +116,7 @@ def record(
     found = []
     for number in numbers:
         turn = make_turn(number, model, **fields)
+        turn = replace(turn, model=recorded_model)
         store.record_turn(turn, turn_hashes(turn.messages, turn.reply))
         store.add_next_state(turn.turn_id, [{"role": "user", "content": answer}])
         votes = [Vote(score=score, hint=hint) for hint in hints] or [Vote(score=score)]

@@ -1,11 +1,11 @@
 """Prompts of recorded turns, rendered as the engine did it, so that one with a hint differs by the hint alone."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ...trainer.prompts import prompt_problem
 from ...types import is_parts, message_text
+from ..engines.messages import as_templates_read
 from ..records import NewTurn
 
 Messages = list[dict[str, Any]]
@@ -65,18 +65,4 @@ def _read(message: dict[str, Any]) -> dict[str, Any]:
     content = found.get("content")
     if isinstance(content, list) and is_parts(content) and all(part["type"] == "text" for part in content):
         found["content"] = message_text(found)
-    if found.get("tool_calls"):
-        found["tool_calls"] = [_read_call(call) for call in found["tool_calls"]]
-    return found
-
-
-def _read_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    arguments = function["arguments"]
-    try:
-        values = json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": values}}
+    return as_templates_read(found)
