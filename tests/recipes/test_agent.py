@@ -155,9 +155,9 @@ def arguments_of(start, *argv, **kwargs) -> dict:
     return kept.value.args[0]
 
 
-def write_rows(folder: Path, *rows: dict) -> Path:
+def write_rows(folder: Path, *rows: dict, splits=("train", "test")) -> Path:
     folder.mkdir(exist_ok=True)
-    for split in ("train", "test"):
+    for split in splits:
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -231,8 +231,8 @@ def test_data_without_tests(refused, tmp_path):
 @pytest.mark.parametrize("bad_split", ["train", "test"])
 def test_tests_that_cannot_be_run(refused, tmp_path, bad_split):
     good, bad = ({"prompt": PROMPT, "tests": tests} for tests in ("assert f() == 1", "x = 1"))
-    for split in ("train", "test"):
-        data = write_rows(tmp_path / "data", good, bad if split == bad_split else good, split=split)
+    data = write_rows(tmp_path / "data", good, good)
+    write_rows(data, good, bad, splits=[bad_split])
     line = refused("--dataset_name", data, "--eval_strategy", "steps", "--eval_steps", 1)
     assert "Row 1 of the data set" in line
     assert "asserts nothing" in line
