@@ -13,7 +13,7 @@ import uvicorn
 
 from trl_openclaw.live.engines import Engine
 from trl_openclaw.live.engines.vllm import VllmEngine
-from trl_openclaw.live.gateway.app import Gateway, GatewayOptions, create_app
+from trl_openclaw.live.gateway.app import Gateway, create_app
 from trl_openclaw.live.gateway.serve import listen
 from trl_openclaw.live.store import Store
 
@@ -115,6 +115,12 @@ def publish(store: Store, folder: Path, version: str, user: str = "default", par
     store.publish(user, version)
 
 
+def publish_adapter(store: Store, version: str, path: Path, user: str = "default") -> None:
+    """Publish an adapter that lies somewhere."""
+    store.add_version(user, version, "base", str(path))
+    store.publish(user, version)
+
+
 def run(coroutine: Any, seconds: float = 60.0) -> Any:
     """Run a coroutine, for at most so long."""
 
@@ -123,6 +129,3 @@ def run(coroutine: Any, seconds: float = 60.0) -> Any:
             return await coroutine
 
     return asyncio.run(limited())
-
-
-__all__ = ["GatewayOptions", "RunningGateway", "publish", "run", "serving", "serving_stub", "wait_for"]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from live.gateway_harness import GatewayOptions, run, serving_stub, wait_for
+from live.gateway_harness import run, serving_stub, wait_for
 from live.stub_engine import CALL, ids_of, prompt_of
 
 TOOL = {

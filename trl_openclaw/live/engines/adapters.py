@@ -15,7 +15,7 @@ class Adapters:
     """The adapters of a model. Not for several threads.
 
     Args:
-        model: The model, which gets a place for adapters at its linear layers with the first of them.
+        model: The model. It has places for adapters while there are any.
     """
 
     def __init__(self, model: nn.Module):
@@ -38,6 +38,8 @@ class Adapters:
         try:
             config = PeftConfig.from_pretrained(str(path))
             config.inference_mode = True
+            if getattr(config, "modules_to_save", None):
+                raise ValueError("it holds whole modules (`modules_to_save`), which cannot be taken out again")
             if self._peft is None:
                 self._peft = PeftModel(self.base, config, inner)
             result = self._peft.load_adapter(str(path), inner)
@@ -45,16 +47,26 @@ class Adapters:
             if missing or result.unexpected_keys:
                 raise ValueError(f"its weights do not fit the model, such as {[*missing, *result.unexpected_keys][0]}")
         except Exception as error:  # PEFT, safetensors and torch each have their own for a file that does not fit
-            if self._peft is not None and inner in self._peft.peft_config:
-                self._peft.delete_adapter(inner)
+            self._forget(inner)
             raise EngineError("refused", f"the adapter in {path} cannot be loaded: {error}") from error
         self._loaded[name] = inner, path
 
     def unload(self, name: str) -> None:
         """Forget an adapter. One that is unknown is forgotten already."""
         inner, _ = self._loaded.pop(name, (None, None))
-        if inner is not None and self._peft is not None:
+        if inner is not None:
+            self._forget(inner)
+
+    def _forget(self, inner: str) -> None:
+        if self._peft is None or inner not in self._peft.peft_config:
+            return
+        others = [name for name in self._peft.peft_config if name != inner]
+        if others:
+            self._peft.set_adapter(others[0])
             self._peft.delete_adapter(inner)
+        else:
+            self.base = self._peft.unload()
+            self._peft = None
 
     @contextmanager
     def active(self, name: str | None) -> Iterator[nn.Module]:

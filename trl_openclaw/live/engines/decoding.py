@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import DynamicCache
+
+from ...prefix_passes import cache_name_of
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,9 @@ def sampled_tokens(model: nn.Module, prompt_ids: Sequence[int], sampling: Sampli
     else:
         generator.manual_seed(sampling.seed % 2**63)
     ids = torch.tensor([list(prompt_ids)], device=device)
-    last_only = {"logits_to_keep": 1} if _keeps_logits(model) else {}
-    cache: Any = None
+    settings = _forward_settings(model)
     while True:
-        output = model(input_ids=ids, past_key_values=cache, use_cache=True, **last_only)
-        cache = output.past_key_values
-        logits = output.logits[0, -1].float()  # (V,)
+        logits = model(input_ids=ids, use_cache=True, **settings).logits[0, -1].float()  # (V,)
         token = _draw(logits, sampling, generator)
         yield int(token), float(logits.log_softmax(-1)[token])
         ids = token.view(1, 1)
@@ -63,6 +63,9 @@ def _draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) 
     return torch.multinomial(probs, 1, generator=generator).squeeze()
 
 
-def _keeps_logits(model: nn.Module) -> bool:
+def _forward_settings(model: Any) -> dict[str, Any]:
+    """A new cache, and logits of the last position alone, under the names that this model has for them."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "logits_to_keep" in inspect.signature(base.forward).parameters
+    settings: dict[str, Any] = {cache_name_of(base.forward): DynamicCache(config=base.config)}
+    keeps = "logits_to_keep" in inspect.signature(base.forward).parameters
+    return {**settings, "logits_to_keep": 1} if keeps else settings
