@@ -31,11 +31,12 @@ export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_ge
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: demo model test test-distributed test-gpu test-vllm vllm-env lint clean help
+.PHONY: demo live-demo model test test-distributed test-gpu test-vllm vllm-env lint clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   train SmolLM2-135M to answer in one short sentence, from its user's reactions"
+	@echo "make live-demo  chat with it, and let it learn meanwhile"
 	@echo "make model  fetch the demo's model alone, to runs/models"
 	@echo "make test   run the test suite"
 	@echo "make test-distributed  run the tests of several processes alone"
@@ -50,6 +51,10 @@ help:
 demo: export CUDA_VISIBLE_DEVICES ?= 0
 demo: model
 	$(BIN)/accelerate launch --config_file accelerate_configs/single.yaml recipes/opd.py --config recipes/configs/demo.yaml
+
+# Two processes, a thread each: the gateway with the model, and the learner.
+live-demo: $(STAMPS)/live-demo model
+	$(BIN)/python -m recipes.live_demo
 
 model: $(STAMPS)/demo
 	$(BIN)/python recipes/demo/smollm2.py --link runs/models/SmolLM2-135M-Instruct
@@ -111,8 +116,8 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	$(PIP) install --quiet "$$@"
 	@touch $@
 
-# One rule for the three sets of dependencies: demo, test and dev are names of extras.
-$(STAMPS)/demo $(STAMPS)/test $(STAMPS)/dev: $(STAMPS)/%: $(STAMPS)/torch pyproject.toml
+# One rule for the sets of dependencies, which are names of extras.
+$(STAMPS)/demo $(STAMPS)/live-demo $(STAMPS)/test $(STAMPS)/dev: $(STAMPS)/%: $(STAMPS)/torch pyproject.toml
 	@echo "Installing trl-openclaw[$*] and what it needs into $(VENV), once: a minute or two."
 	@$(PIP) install --quiet -e ".[$*]"
 	@touch $@

@@ -1,0 +1,126 @@
+"""The demo that learns while it talks: its user, its judge, its processes and its summary."""
+
+import asyncio
+import sys
+
+import pytest
+from live.gateway_harness import serving_stub
+
+from recipes.live_demo.__main__ import held_out_numbers, make_parser, read_questions, summarize
+from recipes.live_demo.person import Person, Session
+from recipes.live_demo.reactions import read_reaction
+from recipes.live_demo.services import Service, ServiceError, gateway
+from trl_openclaw import PERSONAS, NextState, Persona, RuleJudge, Turn
+
+ON_SECOND_TRY = Persona(
+    "second", "Wants to be told twice.", lambda turn: len(turn.prompt) > 1, ("Say it again, please.",), ("Perfect.",)
+)
+NEVER = Persona("never", "Is never content.", lambda turn: False, ("Say it again, please.",))
+
+
+def told(text: str) -> Turn:
+    return Turn([{"role": "user", "content": "Q"}], [{"role": "assistant", "content": "A"}], NextState(text))
+
+
+def talked(running, persona, question="Why?", side=False):
+    async def talk():
+        async with running.async_client() as client:
+            person = Person(client, "stub", persona)
+            return await (person.ask if side else person.talk)(question)
+
+    return asyncio.run(talk())
+
+
+@pytest.mark.parametrize("name", PERSONAS)
+def test_the_judge_tells_every_thanks_from_every_complaint(name):
+    persona = PERSONAS[name]
+    assert all(read_reaction(told(text)) == 1 for text in persona.thanks)
+    complaints = [
+        persona._complain(found, wish, told(wish)) for found in ((), ("that's long",)) for wish in persona.wishes
+    ]
+    assert all(read_reaction(told(text)) == (-1, text) for text in complaints)
+
+
+class TestPerson:
+    def test_a_reply_that_pleases_is_thanked_for_and_a_complaint_is_its_next_state(self, stub, tmp_path):
+        with serving_stub(tmp_path, stub, judge=RuleJudge(read_reaction)) as running:
+            session = talked(running, ON_SECOND_TRY)
+            first, second, *rest = running.turns()
+        assert session.satisfied == [False, True]
+        assert not session.first_satisfied
+        assert session.turn_ids == [first.turn_id, second.turn_id]
+        assert session.replies == [first.reply["content"], second.reply["content"]]
+        assert session.errors == []
+        assert "again" in first.next_state[0]["content"]
+        assert second.next_state[0]["content"] == "Perfect."
+        assert second.parent == first.turn_id
+        assert len(rest) <= 1  # the last answer, which was not waited for
+
+    def test_a_person_gives_up(self, gateway):
+        session = talked(gateway, NEVER)
+        assert session.satisfied == [False, False]
+        assert [turn.next_state is not None for turn in gateway.turns()[:2]] == [True, True]
+
+    def test_held_out_questions_are_side_traffic(self, gateway):
+        session = talked(gateway, NEVER, side=True)
+        assert len(session.replies) == 1
+        assert [turn.kind for turn in gateway.turns()] == ["side"]
+
+    def test_an_error_is_counted_and_ends_the_session(self, gateway, stub):
+        stub.trouble = lambda request: "fails"
+        session = talked(gateway, NEVER)
+        assert len(session.errors) == 1
+        assert session.replies == []
+
+
+class TestSummary:
+    def test_numbers(self, gateway, tmp_path):
+        session = talked(gateway, ON_SECOND_TRY)
+        lost = Session("Q", ["A"], [True], ["chatcmpl-" + "0" * 32], ["APIError: down"])
+        found = summarize([session], [session, lost], [], tmp_path)
+        assert found["first_replies_satisfied"] == [0, 1]
+        assert found["updates"] == 0
+        assert found["lost_turns"] == 1
+        assert found["errors"] == 1
+        gateway.store.add_version("default", "v000001", "base", "somewhere")
+        assert summarize([], [], [], tmp_path)["updates"] == 0
+        gateway.store.publish("default", "v000001")
+        assert summarize([], [], [], tmp_path)["updates"] == 1
+
+    @pytest.mark.parametrize(
+        ("satisfied", "sessions"),
+        [("", None), ("11", None), ("111", 3), ("0111", 4), ("110110", None), ("1101110", 6), ("011", None)],
+    )
+    def test_sessions_until_three_in_a_row(self, satisfied, sessions):
+        found = held_out_numbers([Session("Q", ["A"], [mark == "1"]) for mark in satisfied])
+        assert found["sessions_until_three_in_a_row"] == sessions
+        assert found["satisfied"] == satisfied.count("1")
+
+    def test_questions_are_the_demo_s_and_apart(self):
+        assert len(read_questions("train")) == 48
+        assert not set(read_questions("train")) & set(read_questions("test"))
+        assert make_parser().parse_args([]).held_out <= len(read_questions("test"))
+
+
+class TestServices:
+    def test_last_words_of_a_service_that_ends(self, tmp_path):
+        service = Service("learner", [sys.executable, "-c", "raise SystemExit('no room')"], tmp_path)
+        with pytest.raises(ServiceError, match="no room"):
+            service.wait_for("ready")
+        with pytest.raises(ServiceError, match="code 1"):
+            service.check()
+
+    def test_one_that_will_not_end_is_made_to(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("recipes.live_demo.services._STOP_SECONDS", 0.5)
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(99)"
+        service = Service("gateway", [sys.executable, "-c", code], tmp_path)
+        service.wait_for("up")
+        service.stop()
+        assert not service.running
+
+    def test_the_gateway_s_settings_are_those_there_are(self, tmp_path):
+        with (
+            pytest.raises(ServiceError, match="nowhere"),
+            gateway(tmp_path / "nowhere", "m", tmp_path, max_tokens=8, temperature=0.5),
+        ):
+            pass
