@@ -123,7 +123,7 @@ class LiveTrainer(CombineTrainer):
         if not is_peft_model(self.model):
             raise ValueError(
                 "Live training publishes adapters: pass `peft_config` (in a recipe `use_peft: true`). What full "
-                "weights would take is in docs/live.md."
+                "weights would take is in docs/live_learner.md."
             )
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError("Live training has the whole model in each process: launch it without DeepSpeed and FSDP.")
