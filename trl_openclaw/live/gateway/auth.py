@@ -100,7 +100,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def current_user(request: Request) -> str:
+async def current_user(request: Request) -> str:
     """The user who asks; for every path that shows or changes what belongs to somebody.
 
     Raises:
