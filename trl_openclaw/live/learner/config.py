@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from transformers.trainer_utils import SaveStrategy, SchedulerType
+
 from ...trainer import CombineConfig
 from ...trainer.settings import Number
 from ..records import DEFAULT_USER
@@ -80,8 +82,10 @@ class LiveConfig(CheckFields, CombineConfig):
     )
     num_generations: int | None = field(default=1, metadata={"help": "Samples of a prompt: the one that was recorded."})
     judge_reward: str | None = field(default="majority", metadata={"help": "The judge's votes as a reward."})
-    lr_scheduler_type: Any = field(default="constant", metadata={"help": "The learning rate over time."})
-    save_strategy: Any = field(default="steps", metadata={"help": "A checkpoint after every step."})
+    lr_scheduler_type: SchedulerType | str = field(
+        default="constant", metadata={"help": "The learning rate over time."}
+    )
+    save_strategy: SaveStrategy | str = field(default="steps", metadata={"help": "A checkpoint after every step."})
     save_steps: float = field(default=1, metadata={"help": "A checkpoint after every step."})
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints to keep, at least 2."})
     logging_steps: float = field(default=1, metadata={"help": "Log every so many steps."})
