@@ -38,7 +38,7 @@ class StubTeacherServer(StubChatServer):
         window: Tokens that fit.
         max_logprobs: The k of `prompt_logprobs=k` at most.
         tokenizer: Its tokenizer; `None` for a server that does not tokenize.
-        token_seconds: Seconds it takes for each token.
+        token_seconds: Seconds it takes for each token, at least.
         edit: Changes the payload of an answer.
     """
 
@@ -61,7 +61,6 @@ class StubTeacherServer(StubChatServer):
         self.tokenizer = tiny_tokenizer() if tokenizer == "default" else tokenizer
         self.token_seconds = token_seconds
         self.root = "/models/stub"
-        self.busy_seconds = 0.0
 
     def get(self, path: str) -> tuple[Reply, dict[str, Any]]:
         if path == "/version":
@@ -86,8 +85,7 @@ class StubTeacherServer(StubChatServer):
         choices = [
             {"index": i, "prompt_logprobs": self.entries(ids, request)} for i, ids in enumerate(request["prompt"])
         ]
-        time.sleep(self.token_seconds * sum(map(len, request["prompt"])))
-        self.busy_seconds += time.perf_counter() - started
+        time.sleep(max(0.0, self.token_seconds * sum(map(len, request["prompt"])) - (time.perf_counter() - started)))
         payload = {"model": request["model"], "choices": choices}
         return reply, (payload if self.edit is None else self.edit(payload) or payload)
 
@@ -103,12 +101,13 @@ class StubTeacherServer(StubChatServer):
 
     def entries(self, ids: Sequence[int], request: dict[str, Any]) -> list[dict[str, Any] | None]:
         """What vLLM says of one prompt: of each token, and of the likeliest in its place, the log-prob."""
-        logps, k = self.logps(ids), request["prompt_logprobs"]
-        found: list[dict[str, Any] | None] = [None]
-        for at, token in enumerate(ids[1:]):
-            named = [token, *(logps[at].topk(k).indices.tolist() if k else ())]
-            found.append({str(i): {"logprob": logps[at, i].item(), "rank": 1, "decoded_token": "?"} for i in named})
-        return found
+        logps = self.logps(ids)[: len(ids) - 1]
+        sampled = torch.tensor(ids[1:], dtype=torch.long).unsqueeze(1)
+        named = torch.cat([sampled, logps.topk(request["prompt_logprobs"]).indices], dim=1)
+        return [None] + [
+            {str(i): {"logprob": logp, "rank": 1, "decoded_token": "?"} for i, logp in zip(*position, strict=True)}
+            for position in zip(named.tolist(), logps.gather(1, named).tolist(), strict=True)
+        ]
 
 
 def teacher_of(server: StubTeacherServer, **kwargs) -> ServerTeacher:

@@ -12,7 +12,8 @@ from trl_openclaw import ServerTeacher
 from trl_openclaw.errors import VocabularyMismatchError
 from trl_openclaw.scoring import TeacherRow
 from trl_openclaw.teachers import problem_with_scores
-from trl_openclaw.teachers.prompt_logprobs import groups_of
+from trl_openclaw.teachers import server as server_module
+from trl_openclaw.teachers.prompt_logprobs import groups_of, read_answer
 
 ROWS = [TeacherRow([72, 105], [10, 20, 30]), TeacherRow([72], [40]), TeacherRow([1, 2, 3, 4], [50, 60])]
 
@@ -114,6 +115,21 @@ class TestRequests:
         teacher_of(server, request_tokens=1, max_concurrency=3).score([TeacherRow([7], [8])] * 9)
         assert server.count == 9
         assert server.max_in_flight == 3
+
+    def test_the_next_one_is_under_way_while_an_answer_is_read(self, server, monkeypatch):
+        seen = []
+
+        def read(*args):
+            until = time.monotonic() + 5
+            while server.count < 2 and time.monotonic() < until:
+                time.sleep(0.01)
+            seen.append(server.count)
+            return read_answer(*args)
+
+        monkeypatch.setattr(server_module, "read_answer", read)
+        scores = teacher_of(server, request_tokens=1, max_concurrency=1).score([TeacherRow([7], [8])] * 2)
+        assert scores.mask.all()
+        assert seen == [2, 2]
 
     def test_work_inside_a_running_event_loop(self, server):
         import asyncio

@@ -1,7 +1,7 @@
 """A teacher that follows the student slowly: the exponential moving average (EMA) of the student's weights."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..scoring import TokenScorer
 from .ema_limits import ADAPTER, check_adapter, check_engine, check_spread_alike
 from .local import LocalTeacher
 from .parts import only_parts, part_changed, part_of, put_together, save_one_by_one, shape_of, take_apart
-from .weights import InitialWeights, adapter_switched, keep_initial_adapter, max_model_length
+from .weights import InitialWeights, adapter_hidden, adapter_switched, keep_initial_adapter, max_model_length
 
 STATE_FILE = "ema_teacher.safetensors"
 """The file in a checkpoint's folder that holds the average."""
@@ -149,16 +149,9 @@ class EMATeacher(LocalTeacher):
                 average.copy_(take_apart(file.get_tensor(name), tensor))
                 self._place(tensor, average)
 
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """Hide the teacher's adapter from whoever saves all adapters; the average is saved by `save`."""
-        configs = self._unwrapped(self.model).peft_config if self.adapter else {}
-        config = configs.pop(self.adapter, None)
-        try:
-            yield
-        finally:
-            if config is not None:
-                configs[self.adapter] = config
+    def left_out(self) -> AbstractContextManager:
+        """Saving leaves out the teacher's adapter; the average is saved by `save`."""
+        return adapter_hidden(self._unwrapped(self.model), self.adapter)
 
     def _check_file(self, path: Path) -> None:
         """Compare the tensors in the file with those that this teacher has."""

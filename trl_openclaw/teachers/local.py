@@ -3,13 +3,22 @@
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from accelerate.utils import is_peft_model
 from torch import nn
 
 from .._trl import SeamGRPOTrainer
 from ..scoring import TeacherRow, TeacherScores, TokenScorer
-from .weights import InitialWeights, adapter_switched, keep_initial_adapter, max_model_length, trained_outside
+from .weights import (
+    InitialWeights,
+    adapter_changes_nothing_yet,
+    adapter_hidden,
+    adapter_switched,
+    keep_initial_adapter,
+    max_model_length,
+    trained_outside,
+)
 
 
 class LocalTeacher:
@@ -98,15 +107,26 @@ class LiveTeacher(PolicyTeacher):
 
 
 class AdapterOffTeacher(PolicyTeacher):
-    """The initial policy of PEFT training, without a second copy in memory.
+    """The initial policy of PEFT training, without a second copy of the model in memory.
 
-    The adapter is switched off, or, when it was trained before, TRL's frozen copy of it (`"ref"`) is switched on.
+    The adapter is switched off, or, when it did not begin at nothing, a frozen copy of it (`"ref"`) is switched on.
     """
 
     def weights(self) -> AbstractContextManager:
         """The initial adapter where there is one, else none."""
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        return adapter_switched(model, "ref" if "ref" in model.peft_config else None)
+        return adapter_switched(self._policy, self._initial)
+
+    def left_out(self) -> AbstractContextManager:
+        """Saving leaves out the initial adapter, which the policy's model holds beside the one in training."""
+        return adapter_hidden(self._policy, self._initial)
+
+    @property
+    def _policy(self) -> Any:
+        return self.trainer.accelerator.unwrap_model(self.trainer.model)
+
+    @property
+    def _initial(self) -> str | None:
+        return "ref" if "ref" in self._policy.peft_config else None
 
 
 class FrozenTeacher(LocalTeacher):
@@ -131,7 +151,7 @@ class FrozenTeacher(LocalTeacher):
                     f"A frozen teacher or initial reference is the policy with its adapter off, but `{outside}` is "
                     "trained outside of the adapter and would change it. Train without `bias`."
                 )
-            if not initial.fresh_adapter:
+            if not (initial.fresh_adapter and adapter_changes_nothing_yet(trainer.model.active_peft_config)):
                 keep_initial_adapter(trainer.model)
             return AdapterOffTeacher(trainer, scorer)
         if trainer.ref_model is not None and not trainer.args.sync_ref_model:

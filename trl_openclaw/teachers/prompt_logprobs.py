@@ -1,5 +1,6 @@
 """How vLLM's answers with `prompt_logprobs` are read, and which rows are asked for together."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,31 +13,17 @@ NO_PROBABILITY = -9999.0
 
 
 @dataclass(frozen=True)
-class Position:
-    """What a server says of one sampled token.
+class RowScores:
+    """What a server says of the completion of one row.
 
     Args:
-        logp: Its log-prob in nats; NaN where the server has none, or not as many likely tokens as it should name.
-        best: The most likely tokens, the likeliest first.
+        logps: Of each token, the log-prob in nats; NaN where the server has none, or not as many likely tokens as it
+            should name.
+        best: For each, the most likely tokens, the likeliest first.
     """
 
-    logp: float
-    best: list[int]
-
-    @classmethod
-    def of(cls, entry: dict[str, Any], token: int, topk: int) -> "Position":
-        """Read vLLM's entry: of each of some tokens, by id, the log-prob."""
-        logps = {int(i): about["logprob"] for i, about in entry.items() if about["logprob"] is not None}
-        if (highest := max(logps.values(), default=0.0)) > LOGP_TOLERANCE:
-            raise ValueError(
-                f"there is a log-prob of {highest:.3g} nats, and none is above 0. Start vLLM with `--logprobs-mode "
-                "raw_logprobs`"
-            )
-        logp = logps.get(token)
-        best = sorted(logps, key=lambda i: -logps[i])[:topk]
-        if logp is None or logp <= NO_PROBABILITY or len(best) < topk:
-            return cls(float("nan"), [0] * topk)
-        return cls(float(logp), best)
+    logps: list[float]
+    best: list[list[int]]
 
 
 def groups_of(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -54,12 +41,13 @@ def groups_of(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
-def read_answer(answer: Any, rows: Sequence[TeacherRow], topk: int) -> list[list[Position]]:
-    """What the server's answer says of the completions of `rows`, position by position.
+def read_answer(content: bytes, rows: Sequence[TeacherRow], topk: int) -> list[RowScores]:
+    """What the server's answer says of the completions of `rows`.
 
     Raises:
         ValueError: If it is not an answer to that; other errors of reading it mean the same.
     """
+    answer = json.loads(content, object_hook=_log_prob_alone)
     choices = {choice["index"]: choice.get("prompt_logprobs") for choice in answer["choices"]}
     if choices.keys() != set(range(len(rows))):
         raise ValueError(f"it holds the choices {sorted(choices)}")
@@ -69,7 +57,30 @@ def read_answer(answer: Any, rows: Sequence[TeacherRow], topk: int) -> list[list
             got = "none" if choices[i] is None else len(choices[i])
             raise ValueError(f"row {i} has {row.length} tokens, and {got} came back")
         entries = choices[i][len(row.prompt_ids) :]
-        read.append(
-            [Position.of(entry or {}, token, topk) for entry, token in zip(entries, row.completion_ids, strict=True)]
-        )
+        found = [_position(entry or {}, token, topk) for entry, token in zip(entries, row.completion_ids, strict=True)]
+        read.append(RowScores([logp for logp, _ in found], [best for _, best in found]))
     return read
+
+
+def _log_prob_alone(found: dict[str, Any]) -> Any:
+    """What vLLM says of a token, less rank and text.
+
+    A dict for each would be a hundred thousand objects in a large batch. These make Python search all that a training
+    process holds for garbage, which takes longer than reading the answer does.
+    """
+    return found.get("logprob", found)
+
+
+def _position(entry: dict[str, float | None], token: int, topk: int) -> tuple[float, list[int]]:
+    """A token's log-prob and the `topk` likeliest tokens, from vLLM's entry: of each of some tokens, the log-prob."""
+    logps = {int(i): logp for i, logp in entry.items() if logp is not None}
+    if (highest := max(logps.values(), default=0.0)) > LOGP_TOLERANCE:
+        raise ValueError(
+            f"there is a log-prob of {highest:.3g} nats, and none is above 0. Start vLLM with `--logprobs-mode "
+            "raw_logprobs`"
+        )
+    logp = logps.get(token)
+    best = sorted(logps, key=logps.__getitem__, reverse=True)[:topk]
+    if logp is None or logp <= NO_PROBABILITY or len(best) < topk:
+        return float("nan"), [0] * topk
+    return float(logp), best

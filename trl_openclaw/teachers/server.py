@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import TeacherError, VocabularyMismatchError
 from ..scoring import TeacherRow, TeacherScores
 from ..server_client import ServerClient, failure_kind, run_in_background, say
-from .prompt_logprobs import Position, groups_of, read_answer
+from .prompt_logprobs import RowScores, groups_of, read_answer
 
 T = TypeVar("T")
 
@@ -239,10 +239,10 @@ class ServerTeacher(ServerClient):
         logps = torch.full((len(rows), width), float("nan"))
         ids = torch.zeros((len(rows), width, topk), dtype=torch.long)
         for group, answer in zip(groups, answers, strict=True):
-            for i, positions in zip(group, answer, strict=True):
-                logps[i, : len(positions)] = torch.tensor([position.logp for position in positions])
+            for i, found in zip(group, answer, strict=True):
+                logps[i, : len(found.logps)] = torch.tensor(found.logps)
                 if topk:
-                    ids[i, : len(positions)] = torch.tensor([position.best for position in positions])
+                    ids[i, : len(found.best)] = torch.tensor(found.best)
         return TeacherScores(logps, logps.isfinite(), ids if topk else None)
 
     def _known(self, row: TeacherRow) -> TeacherRow:
@@ -254,7 +254,7 @@ class ServerTeacher(ServerClient):
         whole = len(prompt) == len(row.prompt_ids)
         return TeacherRow(prompt, list(takewhile(size.__gt__, row.completion_ids)) if whole else [])
 
-    async def _ask(self, rows: Sequence[TeacherRow], topk: int) -> list[list[Position]]:
+    async def _ask(self, rows: Sequence[TeacherRow], topk: int) -> list[RowScores]:
         """What one request says of the completions of some rows."""
         request = {
             "model": self.adapter or self.model,
@@ -263,24 +263,24 @@ class ServerTeacher(ServerClient):
             "max_tokens": _SAMPLED,
             "temperature": 0,
         }
-        session = await self.session()
-        async with session.slots:
-            answer = await self._post("/completions", request)
+        async with (await self.session()).slots:
+            content = await self._post("/completions", request, cast_to=bytes)
         try:
-            return read_answer(answer, rows, topk)
+            # In a thread, so that the slot's next request is under way while this answer is read.
+            return await asyncio.to_thread(read_answer, content, rows, topk)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TeacherError(
                 f"{self.where} answered with something else than one `prompt_logprobs` for each of {len(rows)} rows: "
                 f"{error}."
             ) from error
 
-    async def _post(self, path: str, request: dict[str, Any]) -> Any:
-        """The JSON of an answer. `openai`'s own classes for it have no place for `prompt_logprobs`."""
+    async def _post(self, path: str, request: dict[str, Any], cast_to: type = object) -> Any:
+        """The JSON of an answer, or its `bytes`. `openai`'s own classes have no place for `prompt_logprobs`."""
         import openai
 
         client = (await self.session()).client
         try:
-            return await client.post(path, cast_to=object, body=request)
+            return await client.post(path, cast_to=cast_to, body=request)
         except (openai.OpenAIError, ValueError) as error:
             raise TeacherError(f"{self.where} {self._went_wrong(error)}") from error
 

@@ -11,6 +11,7 @@ from accelerate.utils import is_peft_model
 from torch import nn
 
 from .._trl import SeamGRPOTrainer, create_model_from_path, get_config_model_id, prepare_scoring_model, use_adapter
+from .parts import is_spread
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class InitialWeights:
 
     Args:
         copy: A copy of a model in memory, where a teacher needs one.
-        fresh_adapter: Whether TRL makes the adapter, so that "adapter off" is the initial policy.
+        fresh_adapter: Whether TRL makes the adapter. Without it the model is then the initial policy, if
+            `adapter_changes_nothing_yet`.
     """
 
     copy: nn.Module | None = None
@@ -84,6 +86,15 @@ def load_beside(trainer: SeamGRPOTrainer, path: str, **overrides: Any) -> nn.Mod
     return create_model_from_path(path, **kwargs)
 
 
+def adapter_changes_nothing_yet(config: Any) -> bool:
+    """Whether PEFT makes such an adapter so that the model computes what it did, on the base weights as they were.
+
+    PiSSA, OLoRA and others move a part of the base weights into the adapter, so that without it the model is another.
+    """
+    start = getattr(config, "init_lora_weights", getattr(config, "init_weights", True))
+    return start in (True, "gaussian", "eva", "orthogonal", "mica") and getattr(config, "kasa_config", None) is None
+
+
 def keep_initial_adapter(model: Any, name: str = "ref") -> dict[str, str]:
     """Copy an adapter that came with the policy to a frozen one, so that it can be a teacher.
 
@@ -98,6 +109,11 @@ def keep_initial_adapter(model: Any, name: str = "ref") -> dict[str, str]:
     active = model.active_adapter
     if active == name:
         raise ValueError(f"The adapter in training is called {name!r}, which names the frozen copy. Rename it.")
+    if any(parameter.requires_grad and is_spread(parameter) for parameter in model.parameters()):
+        raise ValueError(
+            f"The adapter {active!r} is spread over processes already, as an earlier trainer leaves it, and cannot be "
+            "copied. Save it, and load it into a new model."
+        )
     before = set(_tensors(model))
     if name not in model.peft_config:
         with _same_trainability(model):
@@ -120,6 +136,18 @@ def adapter_switched(model: Any, name: str | None) -> Iterator[None]:
     """Switch to another adapter, or to none, for a while. No parameter's `requires_grad` is another afterwards."""
     with _same_trainability(model), use_adapter(model, name):
         yield
+
+
+@contextmanager
+def adapter_hidden(model: Any, name: str | None) -> Iterator[None]:
+    """Hide an adapter from whoever saves all of a model's adapters."""
+    configs = model.peft_config if name is not None else {}
+    config = configs.pop(name, None)
+    try:
+        yield
+    finally:
+        if config is not None:
+            configs[name] = config
 
 
 @contextmanager
