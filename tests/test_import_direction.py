@@ -29,6 +29,7 @@ ORDER = [
     {"trainer"},  # where the signal meets GRPOTrainer
     {"live"},  # traffic as a source of turns, for the trainers
     {"report"},  # what a recipe shows of a run: tables, curves, held-out answers
+    {"merge"},  # what becomes of a saved adapter: needs nothing of this package
     {"recipe"},  # what the recipes share: arguments, judges and next states by name, the run itself
     {"__init__"},  # the version and the public names; from further down it would be a circle
     {"cli"},  # launches the recipes; nobody imports it

@@ -33,6 +33,7 @@ COMMANDS = {
 }
 
 PROGRAMS = {
+    "merge": ("an adapter into its base model, for whoever loads models without PEFT", "trl_openclaw.merge"),
     "serve": (
         "OpenAI's chat API over your model, which records what it learns from",
         "trl_openclaw.live.gateway.serve",
