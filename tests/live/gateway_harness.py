@@ -43,7 +43,7 @@ class RunningGateway:
 
     def async_client(self, key: str = "any") -> openai.AsyncOpenAI:
         """The same for asyncio."""
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300)
 
     def ask(self, text: str, **kwargs: Any) -> Any:
         """One reply to one message."""

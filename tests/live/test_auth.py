@@ -6,10 +6,11 @@ import json
 
 import openai
 import pytest
-from live.gateway_harness import GatewayOptions, serving_stub
+from live.gateway_harness import serving_stub
 from live.stub_engine import StubEngine
 
 from trl_openclaw.live.gateway import auth
+from trl_openclaw.live.gateway.app import GatewayOptions
 from trl_openclaw.live.gateway.auth import Keys, check_bind, is_loopback
 from trl_openclaw.live.gateway.guard import LOCAL_NAMES
 

@@ -5,12 +5,13 @@ import re
 import time
 
 import pytest
-from live.gateway_harness import GatewayOptions, serving_stub, wait_for
+from live.gateway_harness import serving_stub, wait_for
 from stub_chat_server import Reply, StubChatServer
 
 from trl_openclaw import LLMJudge, RuleJudge
 from trl_openclaw.errors import StoreBusyError
 from trl_openclaw.live import judging
+from trl_openclaw.live.gateway.app import GatewayOptions
 from trl_openclaw.live.judging import failure_of
 from trl_openclaw.live.store import Store
 from trl_openclaw.types import Verdict, Vote
