@@ -7,7 +7,7 @@ import trl
 from tiny import tiny_llama, tiny_tokenizer
 from trl.chat_template_utils import add_response_schema
 
-from trl_openclaw._trl import sampling
+from trl_openclaw._trl import in_step
 from trl_openclaw._trl.sampling import context_window, sample_turns
 
 END = 256
@@ -39,7 +39,7 @@ def other_ranks(monkeypatch):
     """Sets how many rows the other processes have."""
 
     def with_rows(*rows):
-        monkeypatch.setattr(sampling, "gather_object", lambda own: [*own, *rows])
+        monkeypatch.setattr(in_step, "gather_object", lambda own: [*own, *rows])
 
     return with_rows
 
@@ -78,11 +78,13 @@ class TestSampleTurns:
         assert trainer.calls == [[[END]]]
         assert trainer.limits == [1]
 
-    @pytest.mark.parametrize(("use_vllm", "rows"), [(True, 3), (False, 1)])
-    def test_vllm_wants_as_many_rows_of_all(self, other_ranks, use_vllm, rows):
+    @pytest.mark.parametrize(
+        ("vllm", "split_over", "rows"), [("server", 1, 3), ("colocate", 2, 3), ("colocate", 1, 1), (None, 1, 1)]
+    )
+    def test_an_engine_that_processes_share_wants_as_many_rows_of_all(self, other_ranks, vllm, split_over, rows):
         other_ranks(3)
-        trainer = Sampler()
-        trainer.use_vllm = use_vllm
+        trainer = Sampler(vllm_mode=vllm, args=SimpleNamespace(vllm_tensor_parallel_size=split_over))
+        trainer.use_vllm = vllm is not None
         (turn,) = sample_turns(trainer, [[65]], [10])
         assert turn.ids == [65, 65, END]
         assert [len(call) for call in trainer.calls] == [rows]

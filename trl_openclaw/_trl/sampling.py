@@ -9,10 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate.utils import gather_object
-
 from ..types import Message
 from .forward import replaced
+from .in_step import rows_in_step
 from .parsing import parse_turn
 
 
@@ -44,11 +43,9 @@ def sample_turns(trainer: Any, contexts: Sequence[list[int]], room: Sequence[int
     Returns:
         One turn per context, or `None` on every process when none had any.
     """
-    counts = gather_object([len(contexts)])
-    if not any(counts):
+    wanted = rows_in_step(trainer, len(contexts))
+    if wanted is None:
         return None
-    # vLLM deals out what it sampled by each process's number of rows, so that all must have as many.
-    wanted = max(counts) if trainer.use_vllm else 1
     fillers = [[trainer.eos_token_ids[0]]] * (wanted - len(contexts))
     # TRL reads the last id of a first turn, and an empty one is filled up; here an empty turn is one that was cut.
     with replaced(trainer, "empty_rows", []), _at_most(trainer, max(room, default=1)):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -13,14 +12,15 @@ from ..calls import exits_as_errors
 from ..errors import ToolError
 from ..types import valid_text
 from .forward import replaced
+from .in_step import rows_in_step
 from .parsing import as_answer, parse_turn
 
 
 class ToolLoopTrainer(GRPOTrainer):
     """`GRPOTrainer` whose tool loop takes any text of the policy's, and any answer of a tool.
 
-    Each process samples as long as its own rows call tools. Where processes share a model they must sample equally
-    often, so those that are done sample along on a filler row.
+    Each process samples as long as its own rows call tools, and those that are done sample along on filler rows; see
+    `rows_in_step`.
     """
 
     _loops = False
@@ -40,21 +40,21 @@ class ToolLoopTrainer(GRPOTrainer):
             output = super()._tool_call_loop(*args, **kwargs)
         finally:
             self._loops = False
-        while self._anyone_samples(False):
-            self._generate_single_turn([[self.eos_token_ids[0]]], None, {}, 1)
+        while (rows := rows_in_step(self, 0)) is not None:
+            self._generate_single_turn(self._fillers(rows), None, {}, 1)
         return output
 
-    def _generate_single_turn(self, *args, **kwargs):
-        if self._loops:
-            self._anyone_samples(True)
-        return super()._generate_single_turn(*args, **kwargs)
+    def _generate_single_turn(self, prompt_ids, images, *args, **kwargs):
+        if not self._loops:
+            return super()._generate_single_turn(prompt_ids, images, *args, **kwargs)
+        own = len(prompt_ids)
+        fillers = self._fillers((rows_in_step(self, own) or 0) - own)
+        shown = None if images is None else [*images, *[None] * len(fillers)]
+        ids, logprobs = super()._generate_single_turn([*prompt_ids, *fillers], shown, *args, **kwargs)
+        return ids[:own], None if logprobs is None else logprobs[:own]
 
-    def _anyone_samples(self, samples: bool) -> bool:
-        """Whether any process is about to sample. A collective."""
-        if self.accelerator.num_processes == 1:
-            return samples
-        flags = torch.tensor([samples], device=self.accelerator.device)
-        return bool(self.accelerator.gather(flags).any())
+    def _fillers(self, rows: int) -> list[list[int]]:
+        return [[self.eos_token_ids[0]]] * rows
 
 
 def _guarded(tool: Callable, shows_images: bool) -> Callable:
