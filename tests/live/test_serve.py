@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from contextlib import contextmanager
 
 import openai
@@ -150,6 +151,8 @@ def test_a_model_in_the_process(tmp_path):
     options = ("--model", tmp_path / "model", "--served-model-name", "tiny", "--live-dir", tmp_path, "--max-tokens", 5)
     with served(*options) as (_, said), client_of(said) as client:
         assert "in this process, on" in said
+        with urllib.request.urlopen(f"{address(said)}/", timeout=30) as page:
+            assert b"<!doctype html>" in page.read().lower()
         reply = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}])
         assert reply.usage.completion_tokens <= 5
     (turn,) = Store(tmp_path / "store.db").all_turns()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import APIRouter
 
 from ...errors import JudgeUnavailableError, OpenClawError
 from ...judges import Judge
@@ -25,7 +24,7 @@ STOP_SECONDS = 10
 """How long replies may go on when the gateway is asked to end."""
 
 
-def main(args: Sequence[str] | None = None, *, routers: Sequence[APIRouter] = ()) -> int:
+def main(args: Sequence[str] | None = None) -> int:
     """Serve until a signal ends it; 2 where a setting is wrong, with one line that says which."""
     try:
         settings = read_settings(sys.argv[1:] if args is None else args)

@@ -11,11 +11,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...config_file import read_config_file
 from ..engines import ENGINES
+from ..store import STORE_FILE
 from .app import GatewayOptions
 from .auth import is_loopback
 from .guard import LOCAL_NAMES
-
-STORE_FILE = "store.db"
 
 
 def _setting(default: Any, text: str) -> Any:
