@@ -194,6 +194,7 @@ def sample(model: str, batches: int, rest: list[str]) -> list[list[DrawnTurn]]:
     with tempfile.TemporaryDirectory() as folder:
         config = ROOT / "recipes" / "configs" / "agent.yaml"
         given = ["--config", config, "--model_name_or_path", model, "--output_dir", folder, "--max_steps", batches]
+        given += ["--eval_on_start", "false", "--eval_strategy", "no"]
         sys.argv = [str(ROOT / "recipes" / "agent.py"), *map(str, given), *rest]
         run_script(watching(found), agent.make_parser(), complete=agent.complete)
     return found
