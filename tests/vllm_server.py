@@ -25,14 +25,15 @@ class VllmServer:
         model: The folder of the model, which is served as `smollm2`.
         log: Where the server writes what it says.
         options: More of vLLM's options.
+        env: More of its environment.
     """
 
     name = "smollm2"
     window = 512
     max_logprobs = 5
 
-    def __init__(self, model: Path, log: Path, *options: str):
-        self.model, self.log, self.options = model, log, options
+    def __init__(self, model: Path, log: Path, *options: str, env: dict[str, str] | None = None):
+        self.model, self.log, self.options, self.env = model, log, options, env or {}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -60,7 +61,7 @@ class VllmServer:
             self.process = subprocess.Popen(
                 [*command, *self.options],
                 cwd=self.log.parent,
-                env={**env, **quiet},
+                env={**env, **quiet, **self.env},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -113,11 +114,11 @@ def adapter(smollm2, tmp_path_factory) -> Path:
 
 
 @contextmanager
-def _serving(model: Path, folder: Path, *options: str) -> Iterator[VllmServer]:
+def _serving(model: Path, folder: Path, *options: str, env: dict[str, str] | None = None) -> Iterator[VllmServer]:
     """A server that is ended in the end; its log is in the folder."""
     if not PYTHON.exists():
         pytest.skip("there is no vLLM: `make vllm-env` makes an environment for it, `make test-vllm` runs these tests")
-    server = VllmServer(model, folder / "server.log", *options)
+    server = VllmServer(model, folder / "server.log", *options, env=env)
     try:
         yield server
     finally:
@@ -144,6 +145,16 @@ def adapter_server(smollm2, adapter, tmp_path) -> Iterator[VllmServer]:
     """One with an adapter called `kind`. It takes one row at a time: with adapters, vLLM 0.31 on a CPU ends on two."""
     options = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"kind={adapter}", "--max-num-seqs", "1")
     with _serving(smollm2, tmp_path, *options) as server:
+        server.start()
+        server.wait()
+        yield server
+
+
+@pytest.fixture
+def swapping_server(smollm2, tmp_path) -> Iterator[VllmServer]:
+    """One that loads and unloads adapters while it runs, as the live gateway needs it; one row at a time, likewise."""
+    options = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--max-num-seqs", "1")
+    with _serving(smollm2, tmp_path, *options, env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}) as server:
         server.start()
         server.wait()
         yield server

@@ -38,9 +38,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"trl-openclaw serve: error: {' '.join(str(error).split())}\n")
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    app = create_app(
-        store, engine, judge=judge, keys=keys, options=settings.options, routers=[status_router(store), *routers]
-    )
+    app = create_app(store, engine, judge=judge, keys=keys, options=settings.options, routers=[status_router(store)])
     config = uvicorn.Config(
         app,
         log_config=None,
