@@ -104,7 +104,8 @@ def _settings(trainer: "OPDTrainer") -> Iterator[tuple[str, str]]:
     yield "optimizer steps", str(trainer.state.global_step)
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     yield "replies per step", f"{rows} ({args.num_generations} to a prompt)"
-    yield "sampling", f"temperature {args.temperature:g}, at most {args.max_completion_length} tokens"
+    engine = ", by vLLM" if args.use_vllm else ""
+    yield "sampling", f"temperature {args.temperature:g}, at most {args.max_completion_length} tokens{engine}"
     yield "loss", f"`{args.loss_type}`, ratio clip {args.epsilon:g}/{args.epsilon_high:g}, `beta` {args.beta:g}"
     yield "seed", str(args.seed)
 
@@ -215,7 +216,7 @@ def _named(part: Any) -> str:
     """A judge, next state or teacher in a few words: its class, and what makes it this one."""
     if hasattr(part, "__name__"):
         return f"`{part.__name__}`"
-    model = getattr(getattr(part, "client", None), "model", None)
+    model = getattr(getattr(part, "client", part), "model", None)
     detail = getattr(part, "name", None) or getattr(getattr(part, "fn", None), "__name__", None)
     detail = detail or (_name(model) if isinstance(model, str) else None)
     return f"`{type(part).__name__}`" + (f" ({detail})" if detail else "")

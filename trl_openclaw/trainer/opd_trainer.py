@@ -46,6 +46,7 @@ from .inputs import (
 from .model_card import write_model_card
 from .opd_config import OPDConfig
 from .records import record_gap, record_token_losses
+from .roles import announce_roles
 from .self_test import SelfTest
 from .step_profile import ProfiledSteps
 from .step_records import record_steps
@@ -255,6 +256,7 @@ class OPDTrainer(TurnRewards, ProfiledSteps, SeamGRPOTrainer):
         if checkpoint and isinstance(self.teacher, LocalTeacher):
             self.teacher.restore(str(checkpoint))
         self.forget_batches()
+        announce_roles(self)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

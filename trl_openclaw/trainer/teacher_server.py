@@ -8,6 +8,7 @@ from accelerate.utils import broadcast_object_list, is_peft_model
 from .._trl import SeamGRPOTrainer, get_config_model_id
 from ..errors import TeacherError, VocabularyMismatchError
 from ..teachers import InitialWeights, ServerTeacher
+from .roles import warn_of_live_server
 
 logger = get_logger(__name__)
 
@@ -38,6 +39,7 @@ def check_teacher_server(trainer: SeamGRPOTrainer, teacher: ServerTeacher, topk:
             f"The teacher's `score_timeout` ({teacher.score_timeout:g} s) must stay below `ddp_timeout` "
             f"({trainer.args.ddp_timeout} s), or the process group gives up while one process still waits for its rows."
         )
+    warn_of_live_server(trainer, teacher)
     found: list = [None]
     if trainer.accelerator.is_main_process:
         try:
