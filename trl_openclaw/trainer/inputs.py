@@ -14,6 +14,7 @@ from ..judges.base import Judge
 from ..next_states.base import NextStateProvider
 from ..objectives import SAMPLED_TOKEN
 from ..teachers import LocalTeacher, Teacher
+from .adapters import check_adapter
 from .guard import stop_together
 from .opd_config import ROW_MEAN_LOSSES, OPDConfig
 from .prompts import first_problem
@@ -154,7 +155,8 @@ def check_policy(trainer: SeamGRPOTrainer, needs_teacher: bool) -> None:
     """Refuse a policy that the teacher could not follow, after TRL's own set-up.
 
     Raises:
-        ValueError: If it takes images or has virtual tokens, or its router loss would be rescaled.
+        ValueError: If it takes images or has virtual tokens, its adapter cannot be trained or saved, or its router loss
+            would be rescaled.
     """
     if needs_teacher and trainer.is_multimodal:
         raise ValueError(
@@ -176,13 +178,8 @@ def check_policy(trainer: SeamGRPOTrainer, needs_teacher: bool) -> None:
             f"`multi_objective_aggregation={trainer.multi_objective_aggregation!r}` knows one reward for a completion, "
             "but with tools, environments and rollouts each turn has its own. Use 'sum_then_normalize'."
         )
-    if is_peft_model(trainer.model) and trainer.args.learning_rate == type(trainer.args).learning_rate:
-        warnings.warn(
-            f"An adapter is trained with the default `learning_rate={trainer.args.learning_rate:g}`, which is meant "
-            "for full weights. LoRA usually wants about ten times as much.",
-            UserWarning,
-            stacklevel=4,
-        )
+    if is_peft_model(trainer.model):
+        check_adapter(trainer)
 
 
 def check_objective(trainer: SeamGRPOTrainer, teacher: Teacher, reference: Teacher | None) -> None:
