@@ -60,6 +60,16 @@ def test_the_header_names_the_session(store):
     assert [store.show(None, turn).parent for turn in (two, fork)] == [one, one]
 
 
+def test_of_turns_with_the_same_history_that_of_the_named_session_is_meant(store):
+    turns = {name: chat(store, [user("Hi")], "Hello.", session_id=name)[0] for name in ("a", "b", "c")}
+    for name in ("b", "a", "c"):
+        _, found = chat(store, [user("Hi"), assistant("Hello."), user(f"I am {name}.")], "Ok.", session_id=name)
+        assert found.parent == turns[name]
+        assert followed(store, turns[name]) == [f"I am {name}."]
+    _, found = chat(store, [user("Hi"), assistant("Hello."), user("I am b.")], "Ok.", session_id="a")
+    assert (found.parent, found.alternate) == (turns["a"], True)
+
+
 def test_users_are_kept_apart(store):
     one, _ = chat(store, [user("Hi")], "Hello.", owner="ann")
     _, found = chat(store, [user("Hi"), assistant("Hello."), user("My secret.")], "Oh.", owner="bob")
@@ -181,6 +191,24 @@ def test_instructions_may_change_from_request_to_request(store):
     )
     assert found.answered == one
     assert followed(store, one) == ["Why?"]
+
+
+def test_a_whole_history_counts_where_its_end_is_nothing_special(store):
+    """By their last exchange alone these could not be told apart."""
+
+    def history(name, instructions):
+        return [{"role": "system", "content": instructions}, user(f"I am {name}."), assistant("Hi."), user("Yes?")]
+
+    turns = {name: chat(store, history(name, "Monday"), "Done.", session_id=name)[0] for name in ("a", "b", "c")}
+    for name, turn_id in turns.items():
+        rewritten = [
+            *history(name, "Tuesday"),
+            {"role": "developer", "content": "x"},
+            assistant(" Done.\n"),
+            user(name),
+        ]
+        _, found = chat(store, rewritten, "Ok.")
+        assert (found.answered, found.session_id) == (turn_id, name)
 
 
 def test_a_compacted_history_is_matched_by_its_last_exchange(store):
