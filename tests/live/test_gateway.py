@@ -405,9 +405,11 @@ def test_too_many_at_once_are_told_to_come_back(tmp_path, stub):
 
 def test_feedback(gateway):
     reply = gateway.ask("hello")
-    body = {"id": reply.id, "thumb": "down", "correction": "Greet me by name."}
-    assert post(gateway, "/v1/feedback", body) == (200, {"object": "feedback", "id": reply.id, "new": True})
+    body = {"turn_id": reply.id, "thumb": "down", "correction": "Greet me by name."}
+    assert post(gateway, "/v1/feedback", body) == (200, {"object": "feedback", "turn_id": reply.id, "new": True})
     assert post(gateway, "/v1/feedback", body)[1]["new"] is False
+    same = {"id": reply.id, "thumb": -1, "correction": "Greet me by name."}  # in other words
+    assert post(gateway, "/v1/feedback", same)[1]["new"] is False
     (turn,) = gateway.turns()
     assert (turn.verdict.score, turn.verdict.hints, turn.verdict.source) == (-1, ("Greet me by name.",), "feedback")
     assert gateway.metric("feedback_total", thumb="down") == 1
