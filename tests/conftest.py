@@ -11,4 +11,4 @@ os.environ.update(
     OPENAI_API_KEY="none",
 )
 
-pytest_plugins = ["fixtures_chat", "fixtures_models", "fixtures_ranks", "vllm_server"]
+pytest_plugins = ["fixtures_chat", "fixtures_engine", "fixtures_models", "fixtures_ranks", "vllm_server"]
