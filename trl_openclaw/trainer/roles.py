@@ -23,11 +23,14 @@ def announce_roles(trainer: "OPDTrainer") -> None:
 
 
 def roles(trainer: "OPDTrainer") -> dict[str, str]:
-    """Who does what, in words: `generates`, and of `judges`, `plays the user` and `teaches` what there is."""
-    found = {"generates": _generator(trainer)}
+    """Who does what, in words: `generates`, and of `judges`, `plays the user` and `teaches` what there is.
+
+    A trainer, a judge or a next state that knows better says so itself, in its attribute `role`.
+    """
+    found = {"generates": getattr(trainer, "role", None) or _generator(trainer)}
     for role, part in (("judges", trainer.judge), ("plays the user", trainer.next_state)):
         if part is not None:
-            found[role] = _who(part, trainer)
+            found[role] = getattr(part, "role", None) or _who(part, trainer)
     if trainer.teacher is not None:
         found["teaches"] = _teacher(trainer)
     return found

@@ -63,6 +63,8 @@ class StoredNextState:
         turns: The turns of the batch at hand, by id.
     """
 
+    role = "whoever talks to the gateway"
+
     def __init__(self, turns: Mapping[str, LiveTurn]):
         self.turns = turns
 
@@ -80,6 +82,8 @@ class StoredJudge:
     Args:
         turns: The turns of the batch at hand, by id.
     """
+
+    role = "the gateway's judge, and what people say of replies"
 
     def __init__(self, turns: Mapping[str, LiveTurn]):
         self.turns = turns

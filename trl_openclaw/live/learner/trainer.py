@@ -65,6 +65,7 @@ class LiveTrainer(CombineTrainer):
     _tag_names = ["trl", "trl-openclaw", "live"]
     _name = "Live"
     config_class = LiveConfig
+    role = "the gateway's engine, and nothing is sampled here"
     args: LiveConfig
 
     def __init__(
