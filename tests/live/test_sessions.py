@@ -171,6 +171,10 @@ def test_arguments_that_are_no_json_are_text():
     assert canonical(broken) == canonical(assistant("", tool_calls=[call("look", ' {"a":')]))
     assert canonical(broken) != canonical(assistant("", tool_calls=[call("look", "{}")]))
     assert canonical(assistant("", tool_calls=[call("f", "")])) == canonical(assistant("", tool_calls=[call("f", {})]))
+    numbers = ('{"a": 1.0, "b": [1e3, 0.5]}', '{"a":1,"b":[1000,0.5]}', {"a": 1, "b": [1000.0, 0.5]})
+    assert len({canonical(assistant("", tool_calls=[call("f", given)])) for given in numbers}) == 1
+    for deep in ("[" * 100_000, "9" * 10_000, '{"a": Infinity}', '{"a": NaN}'):
+        assert canonical(assistant("", tool_calls=[call("f", deep)]))
     for odd in ([None], ["x"], [{"function": None}], [{"id": 1}], "calls", {"a": 1}):
         assert canonical(assistant("x", tool_calls=odd))
 

@@ -33,7 +33,7 @@ def canonical(message: Message) -> bytes:
         text = _THINKING.sub("", text, count=1)
     kept = [str(role), str(message.get("name") or ""), " ".join(text.split())]
     if calls := _calls(message.get("tool_calls")):
-        kept.append(json.dumps(calls, sort_keys=True, default=str))
+        kept.append(json.dumps(calls, default=str))
     return _BETWEEN.join(kept).encode("utf-8", "surrogatepass")
 
 
@@ -47,14 +47,23 @@ def _calls(calls: Any) -> list[Any]:
     ]
 
 
-def _arguments(arguments: Any) -> Any:
-    """Arguments as values. No arguments may be written as nothing, as an empty text or as an empty object."""
-    if isinstance(arguments, str):
-        try:
+def _arguments(arguments: Any) -> str:
+    """Arguments by their values. None may be written as nothing, as an empty text or as an empty object."""
+    try:
+        if isinstance(arguments, str):
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
-            return arguments.strip()
-    return {} if arguments is None else arguments
+        return json.dumps(_values({} if arguments is None else arguments), sort_keys=True, default=str)
+    except (ValueError, RecursionError):
+        return str(arguments).strip()
+
+
+def _values(value: Any) -> Any:
+    """JSON in which 1.0 is 1, as clients in JavaScript write it."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {name: _values(item) for name, item in value.items()}
+    return [_values(item) for item in value] if isinstance(value, list) else value
 
 
 def extended(history: bytes, messages: Iterable[Message]) -> bytes:
