@@ -127,13 +127,12 @@ def record(
 
 def make_learner(folder: Path, model: Any = None, **config: Any) -> LiveTrainer:
     """A learner on a tiny model, with `config` on top of `SETTINGS`."""
-    kwargs = config.pop("kwargs", {})
+    lora = {**LORA, **config.pop("lora", {})}
     return LiveTrainer(
         model=tiny_llama() if model is None else model,
         args=LiveConfig(live_dir=str(folder), **{**SETTINGS, **config}),
         processing_class=tiny_tokenizer(),
-        peft_config=LoraConfig(**LORA),
-        **kwargs,
+        peft_config=LoraConfig(**lora),
     )
 
 

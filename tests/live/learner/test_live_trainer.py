@@ -288,13 +288,15 @@ def test_users_do_not_stand_in_each_others_way(tmp_path):
     assert (tmp_path / "adapters" / "a%2F%2E%2E%2Fb" / "v000001").is_dir()
 
 
-def test_full_weights_and_a_named_checkpoint_are_refused(tmp_path):
+def test_full_weights_another_start_and_a_named_checkpoint_are_refused(tmp_path):
     with pytest.raises(ValueError, match="Live training publishes adapters: pass `peft_config`"):
         LiveTrainer(
             model=tiny_llama(),
             args=LiveConfig(live_dir=str(tmp_path), **SETTINGS),
             processing_class=tiny_tokenizer(),
         )
+    with pytest.raises(ValueError, match="`init_lora_weights='pissa'` changes the base weights"):
+        make_learner(tmp_path, lora={"init_lora_weights": "pissa"})
     with pytest.raises(ValueError, match="goes on from its own last checkpoint"):
         make_learner(tmp_path).train(resume_from_checkpoint=True)
 

@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import load_peft_weights, set_peft_model_state_dict
@@ -12,6 +12,29 @@ from .snapshot import load_tensors, trained_tensors
 
 if TYPE_CHECKING:
     from .trainer import LiveTrainer
+
+
+HARMLESS_STARTS = (True, "gaussian", "eva")
+"""`init_lora_weights` with which an adapter changes nothing at first, and the base weights never."""
+
+
+def check_adapter(config: Any) -> None:
+    """Refuse what the gateway could not answer with on top of its own model.
+
+    Raises:
+        ValueError: If no adapter would be made, or one that begins with other base weights.
+    """
+    if config is None:
+        raise ValueError(
+            "Live training publishes adapters: pass `peft_config` (in a recipe `use_peft: true`). What full weights "
+            "would take is in docs/live_learner.md."
+        )
+    start = getattr(config, "init_lora_weights", True)
+    if start not in HARMLESS_STARTS:
+        raise ValueError(
+            f"`init_lora_weights={start!r}` changes the base weights, which the gateway's model does not: an adapter "
+            f"trained on top of them would not fit. Use one of {', '.join(map(repr, HARMLESS_STARTS))}."
+        )
 
 
 def write_adapter(trainer: "LiveTrainer", folder: Path) -> None:

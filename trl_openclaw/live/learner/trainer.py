@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast, is_peft_model
+from accelerate.utils import broadcast
 from datasets import IterableDataset
 from transformers import PrinterCallback, ProgressCallback
 
-from ...errors import LearnerError
 from ...teachers import LocalTeacher, max_model_length
 from ...trainer import CombineTrainer
 from ...trainer.hint_rows import HintedTurn
 from ..store import Store
-from .adapters import read_adapter
+from .adapters import check_adapter, read_adapter
 from .checkpoints import Progress, last_checkpoint, read_progress
 from .config import LiveConfig
 from .desk import Desk, GoTo, LiveBatch, Waiting
 from .folders import lock_of, store_of
 from .lock import only_learner
+from .ratios import record_ratio
 from .rendering import render
 from .rollouts import LiveTurn, StoredJudge, StoredNextState, TurnReader, recorded_rollout
 from .snapshot import trained_tensors
@@ -50,8 +50,8 @@ class LiveTrainer(CombineTrainer):
     With several processes each has the whole model (DDP), and the main one alone talks to the store.
 
     Args:
-        model (`str`, `PreTrainedModel` or `PeftModel`):
-            The gateway's base model. An adapter is trained: pass `peft_config`.
+        model (`str` or `PreTrainedModel`):
+            The gateway's base model. An adapter is trained on top of it: pass `peft_config`.
         args ([`LiveConfig`]):
             Configuration.
         processing_class (`PreTrainedTokenizerBase`, *optional*):
@@ -78,6 +78,7 @@ class LiveTrainer(CombineTrainer):
         **kwargs: Any,
     ):
         args = args if args is not None else LiveConfig()
+        check_adapter(kwargs.get("peft_config"))
         self.turns_at_hand: dict[str, LiveTurn] = {}
         self.progress = Progress()
         self.batch: LiveBatch | None = None
@@ -94,7 +95,8 @@ class LiveTrainer(CombineTrainer):
                 rollout_func=lambda prompts, trainer: recorded_rollout(self._rows),
                 **kwargs,
             )
-        self._check_model()
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise ValueError("Live training has the whole model in each process: launch it without DeepSpeed and FSDP.")
         self.initial_weights = broadcast({name: tensor.clone() for name, tensor in trained_tensors(self).items()})
         self.notes = TokenNotes(self)
         self.updates = Updates(self)
@@ -114,20 +116,6 @@ class LiveTrainer(CombineTrainer):
         self._rows: list[LiveTurn] = []
         self._student: torch.Tensor | None = None
         self._said: int | None = None
-
-    def _check_model(self) -> None:
-        """Refuse what cannot be published and gone back from.
-
-        Raises:
-            ValueError: If there is no adapter to train, or an engine spreads the model over processes.
-        """
-        if not is_peft_model(self.model):
-            raise ValueError(
-                "Live training publishes adapters: pass `peft_config` (in a recipe `use_peft: true`). What full "
-                "weights would take is in docs/live_learner.md."
-            )
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise ValueError("Live training has the whole model in each process: launch it without DeepSpeed and FSDP.")
 
     @property
     def takes_several_turns(self) -> bool:
@@ -272,34 +260,7 @@ class LiveTrainer(CombineTrainer):
 
     def token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
         advantages = super().token_advantages(inputs, old_per_token_logps)
-        self._record_ratio(inputs, old_per_token_logps)
+        assert self._student is not None, "the loss shows the student before it asks for advantages"
+        record_ratio(self, inputs, self._student, old_per_token_logps)
         self.notes.add(inputs, advantages)
         return advantages
-
-    def _record_ratio(self, inputs: dict[str, Any], old: torch.Tensor) -> None:
-        """Log how far the policy is from the one that sampled. A collective.
-
-        Raises:
-            LearnerError: On every process, when the very weights that sampled give other log-probs here.
-        """
-        assert self._student is not None, "the loss shows the student before it asks for advantages"
-        gap = (self._student.float() - old).detach()
-        mask = inputs["completion_mask"].bool()
-        same = mask & inputs["current"].unsqueeze(1)
-        sums = [gap[mask].exp().sum(), gap[mask].abs().sum(), mask.sum(), gap[same].abs().sum(), same.sum()]
-        most = torch.where(mask, gap, -torch.inf).max().exp()
-        local = torch.stack([*(value.float() for value in sums), most.float()])
-        world = self.accelerator.gather(local).view(-1, len(local))
-        ratio, distance, tokens, same_gap, same_tokens = world[:, :-1].sum(0).tolist()
-        self.record_metric("live/ratio_mean", ratio / max(tokens, 1))
-        self.record_metric("live/ratio_max", world[:, -1].max().item())
-        self.record_metric("live/log_ratio_abs", distance / max(tokens, 1))
-        if same_tokens:
-            found, limit = same_gap / same_tokens, self.args.max_engine_gap
-            self.record_metric("live/engine_gap", found)
-            if limit is not None and not found <= limit:
-                raise LearnerError(
-                    f"The engine's log-probs of version {self.progress.version} differ by {found:.3g} nats in the "
-                    f"mean from those of the same version here (accepted {limit:g}, `max_engine_gap`): the engine has "
-                    "loaded another model, or quantized it, or reports log-probs after its sampling settings."
-                )
