@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,21 +11,17 @@ from typing import Any
 
 import pytest
 from live.gateway_harness import RunningGateway, serving_stub, wait_for
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys as Key
 from selenium.webdriver.remote.webelement import WebElement
 
+from benchmarks.headless import NoBrowserError, set_look, start_chromium
 from trl_openclaw.live.gateway.auth import Keys
 from trl_openclaw.live.status import status_router
 from trl_openclaw.live.store import Store
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-NO_BROWSER = (
-    "THE STATUS PAGE IS NOT TESTED IN A BROWSER: chromium and chromedriver are not both installed (Debian and Ubuntu: "
-    "apt-get install chromium chromium-driver)"
-)
-WIDE, NARROW = (1280, 860), (400, 860)
+NO_BROWSER = "THE STATUS PAGE IS NOT TESTED IN A BROWSER: {}."
+WIDE = (1280, 860)
 
 
 @contextmanager
@@ -73,24 +68,10 @@ class Browser:
     """
 
     def __init__(self):
-        binary = next(filter(None, map(shutil.which, BROWSERS)), None)
-        driver = shutil.which("chromedriver")
-        if binary is None or driver is None:
-            pytest.skip(NO_BROWSER)
-        options = webdriver.ChromeOptions()
-        options.binary_location = binary
-        for argument in (
-            "--headless=new",
-            "--no-sandbox",  # it opens nothing but the page under test, and its sandbox does not run as root
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-            "--lang=en-GB",
-            "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
-        ):
-            options.add_argument(argument)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        self.driver = webdriver.Chrome(options, webdriver.ChromeService(driver))
+        try:
+            self.driver = start_chromium(**{"goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}})
+        except NoBrowserError as error:
+            pytest.skip(NO_BROWSER.format(error))
         self.log: list[str] = []
         self.requests: list[tuple[str, int | None]] = []
 
@@ -98,29 +79,33 @@ class Browser:
         """End it, with its processes."""
         self.driver.quit()
 
-    def open(
-        self, running: RunningGateway, place: str = "", *, size: tuple[int, int] = WIDE, dark: bool = False
-    ) -> None:
+    def open(self, running: RunningGateway, place: str = "", **look: Any) -> None:
         """Look at the page, in a new tab with nothing in its storage, and wait for its data."""
+        self.start(running, place, **look)
+        wait_for(lambda: self.text("#connection") != "Loading", what="the page")
+
+    def start(self, running: RunningGateway, place: str = "", **look: Any) -> None:
+        """The same without waiting."""
+        before = self.driver.window_handles
         self.driver.switch_to.new_window("tab")
-        for other in [handle for handle in self.driver.window_handles if handle != self.driver.current_window_handle]:
-            here = self.driver.current_window_handle
+        here = self.driver.current_window_handle
+        for other in before:
             self.driver.switch_to.window(other)
             self.driver.close()
-            self.driver.switch_to.window(here)
-        self.look(size, dark)
+        self.driver.switch_to.window(here)
+        self.look(**look)
+        self.forget()
+        self.driver.get(f"{running.url}/{place}")
+
+    def forget(self) -> None:
+        """Forget what was asked for and complained of."""
         self._read_logs()
         self.log.clear()
         self.requests.clear()
-        self.driver.get(f"{running.url}/{place}")
-        wait_for(lambda: self.text("#connection") != "Loading", what="the page")
 
     def look(self, size: tuple[int, int] = WIDE, dark: bool = False) -> None:
         """Change the window's size and colour scheme."""
-        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        set_look(self.driver, size, dark=dark)
 
     def all(self, selector: str) -> list[WebElement]:
         """The elements that a CSS selector finds now."""
@@ -128,13 +113,8 @@ class Browser:
 
     def one(self, selector: str, says: str = "") -> WebElement:
         """The first that says this, as soon as there is one."""
-        return wait_for(
-            lambda: next((found for found in self.all(selector) if says in self._says(found)), None),
-            what=f"{selector} {says!r}",
-        )
-
-    def _says(self, element: WebElement) -> str:
-        return self.run("return arguments[0].isConnected ? arguments[0].textContent : ''", element)
+        script = "return [...document.querySelectorAll(arguments[0])].find((e) => e.textContent.includes(arguments[1]))"
+        return wait_for(lambda: self.run(script, selector, says), what=f"{selector} {says!r}")
 
     def text(self, selector: str) -> str:
         """The text of the first element, hidden parts included; empty where there is none."""

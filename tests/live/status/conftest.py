@@ -13,12 +13,6 @@ from trl_openclaw.live.store import Store
 START = 1_700_000_000.0
 
 
-@pytest.fixture(scope="session")
-def stub() -> Iterator[StubEngine]:
-    with StubEngine() as stub:
-        yield stub
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store.db", busy_seconds=1.0)

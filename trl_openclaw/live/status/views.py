@@ -106,7 +106,7 @@ def scores_view(scores: TokenScores) -> dict[str, Any]:
         "advantages": _numbers(scores.advantages),
         "student": _numbers(scores.student),
         "teacher": _numbers(scores.teacher),
-        "prefers": scores.prefers,
+        "prefers": _finite(scores.prefers),
     }
 
 
@@ -114,11 +114,20 @@ def _numbers(values: Sequence[float]) -> list[float | None]:
     return [round(value, 5) if math.isfinite(value) else None for value in values]
 
 
+def _finite(value: Any) -> Any:
+    """The same without what is no number, for which browsers' JSON has nothing."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def version_views(versions: Sequence[VersionInfo], published: str) -> list[dict[str, Any]]:
     """The versions, newest first, down to the base model. Those that answered once can be returned to."""
     views = []
     for version in reversed(versions):
-        events = [{"event": e.event, "detail": e.detail, "created": e.created} for e in version.events]
+        events = [{"event": e.event, "detail": _finite(e.detail), "created": e.created} for e in version.events]
         once = any(event["event"] == "published" for event in events)
         views.append(
             {

@@ -38,9 +38,9 @@ async function look() {
   try {
     const overview = await get("overview", {}, page.etag);
     page.wait = POLL;
+    if (overview !== undefined) page.overview = overview;
     connected(true);
     if (overview === undefined) return;
-    page.overview = overview;
     showOverview();
     await showSessions();
     await showTurns();
@@ -65,25 +65,28 @@ const act = {
   rollBack: (version) => change("roll-back", { to: version }, `${version} answers from now on.`).then(act.refresh),
   optOut: (on) => change("opt-out", { on }, on ? "Opted out." : "The model learns from them again.").then(act.refresh),
   async deleteTurn(turn) {
-    if (!(await ask("Delete this turn?", "It is removed for good, with its verdict, hints and scores, and with all later turns whose history holds its reply. What the model has learned from it stays.", "Delete turn"))) return;
+    const text = "It is removed for good, with its verdict, hints and scores, and with all later turns whose history holds " +
+      "its reply. What the model has learned from it stays.";
+    if (!(await ask("Delete this turn?", text, "Delete turn"))) return;
     await change("delete", { turn: turn.turn_id }, "Turn deleted.");
     await act.refresh();
   },
   async deleteSession() {
     const text = "All its turns are removed for good, with verdicts, hints and scores. What the model has learned from them stays.";
     if (!(await ask("Delete this conversation?", text, "Delete conversation"))) return;
-    await change("delete", { session: page.open }, "Conversation deleted.");
-    openSession(null);
+    if (await change("delete", { session: page.open }, "Conversation deleted.")) await openSession(null);
   },
 };
 
+// Have something changed, and tell how it went; true if it went well.
 async function change(path, body, done) {
   try {
     await post(path, body);
     say(done);
+    return true;
   } catch (error) {
     say(error.message);
-    throw error;
+    return false;
   }
 }
 
@@ -198,6 +201,10 @@ byId("key").addEventListener("close", () => {
   refresh(true);
 });
 byId("forget-key").addEventListener("click", () => (forgetKey(), location.reload()));
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names the conversation
+  byId("turns").focus();
+});
 document.addEventListener("keydown", (event) => event.key === "Escape" && hidePeek());
 document.addEventListener("scroll", movePeek, true);
 addEventListener("resize", movePeek);

@@ -115,7 +115,9 @@ function hints(turn, act) {
     h("span", { class: "row" },
       button("Edit", place, (event) => edit(event, hint, act, (value) => change(given.with(place, value), "Hint saved."))),
       button("Delete", place, async () => {
-        if (await ask("Delete this hint?", hint, "Delete hint")) await change(given.toSpliced(place, 1), "Hint deleted.").then(act.refresh);
+        if (!(await ask("Delete this hint?", hint, "Delete hint"))) return;
+        await change(given.toSpliced(place, 1), "Hint deleted.");
+        await act.refresh();
       }, "danger"))));
   return h("div", { class: "hints" },
     items.length > 0 && h("h3", {}, plural(items.length, "hint"), turn.verdict.hint_source === "edit" && h("span", { class: "muted" }, "edited")),
@@ -141,7 +143,7 @@ function edit(event, value, act, save) {
     class: "edit",
     onsubmit: async (submitted) => {
       submitted.preventDefault();
-      await save(field.value.trim());
+      if (!(await save(field.value.trim()))) return;
       close();
       await act.refresh();
     },

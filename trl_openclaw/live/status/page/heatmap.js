@@ -85,7 +85,7 @@ function showPeek(element, scores, place, bound) {
       h("strong", { class: isNumber(advantage) ? (advantage < 0 ? "less" : "more") : "" },
         isNumber(advantage) ? signed(advantage, 3) : "not trained")),
     h("dl", {},
-      row("colours end at", `±${bound.toFixed(2)}`),
+      row("full colour at", `±${bound.toFixed(2)}`),
       row("student", `${logprob(student)} nats`, chance(student)),
       row("teacher", `${logprob(teacher)} nats`, chance(teacher))),
     preferences(scores.prefers?.[place]),

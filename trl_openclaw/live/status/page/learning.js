@@ -29,7 +29,7 @@ export function versionItem(version, act) {
       const text = `Requests that are running finish on their version; all later ones are answered by ${version.version}.`;
       if (await ask(`Roll back to ${version.version}?`, text, "Roll back")) await act.rollBack(version.version);
     },
-  }, "Roll back to it");
+  }, "Roll back", h("span", { class: "unseen" }, ` to ${version.version}`));
   const last = version.events.findLast((event) => event.event === version.status);
   const why = last?.detail.reason ?? last?.detail.error;
   return h("li", { class: `version ${version.status}` },
