@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from rank_runs import Run, run_all
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +28,14 @@ def run_once(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
         return folder
 
     return once
+
+
+@pytest.fixture(scope="session")
+def ranks_under(run_once) -> Callable[[str], Run]:
+    """What processes find under a config of `accelerate_configs`; see `rank_runs`."""
+
+    @cache
+    def found(config: str) -> Run:
+        return Run(config, run_once(f"ranks-{config}", partial(run_all, config)))
+
+    return found

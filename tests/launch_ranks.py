@@ -1,4 +1,4 @@
-"""Runs scenarios of `distributed/two_ranks.py` in real processes, which talk over gloo."""
+"""Runs scripts in real processes, which talk over gloo, and compares what they found."""
 
 import json
 import os
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "tests" / "distributed" / "two_ranks.py"
+SCRIPTS = ROOT / "tests" / "distributed"
 SECONDS = 240
 ON_CPU = {
     "PYTHONPATH": str(ROOT),
@@ -22,38 +21,55 @@ ON_CPU = {
 }
 """An environment in which no GPU is to be seen, and engines may run all the same (see `two_ranks.prepare_engine`)."""
 
+ENGINES = {
+    "single": "",
+    "multi_gpu": "DistributedDataParallel",
+    "zero1": "DeepSpeedEngine",
+    "zero2": "DeepSpeedEngine",
+    "zero3": "DeepSpeedEngine",
+    "zero3_offload": "DeepSpeedEngine",
+    "fsdp2": "FSDP",
+    "multi_node": "DeepSpeedEngine",
+}
+"""A file of `accelerate_configs` without its ending, and what a trainer's model is wrapped in under it.
 
-def launch(scenario: str, folder: Path, processes: int = 2, engine: str | None = None) -> list[dict]:
-    """What each process found in one scenario; see `launch_all`."""
-    return launch_all([scenario], folder, processes, engine)[0]
+Two launchers start one process each under `multi_node`, as on two machines.
+"""
 
-
-def launch_all(
-    scenarios: list[str], folder: Path, processes: int = 2, engine: str | None = None, machines: int = 1
-) -> list[list[dict]]:
-    """What each process found, for each of the scenarios; a hang becomes a failure by the time limit.
-
-    Args:
-        scenarios: Their names. All are run by the same processes, which take seconds to start.
-        folder: Where the processes leave what they found.
-        processes: How many, on all machines together.
-        engine: A file of `accelerate_configs` without its ending; by default each process has the whole model.
-        machines: How many launchers share the processes, as on so many machines.
-    """
-    folder.mkdir(exist_ok=True)
-    run_script(SCRIPT, [str(folder), *scenarios], folder, processes, engine, machines)
-    return list(zip(*found_in(folder, processes), strict=True))
+EACH_ENGINE = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in ("zero1", "zero3_offload", "multi_node") else [])
+    for name in ENGINES
+]
+"""For tests; slow are those that are much like others, or compile something first."""
 
 
 def launch_script(name: str, folder: Path, *arguments: str) -> list[Any]:
-    """What two processes found that ran a script beside `two_ranks.py`, given a folder to write to and more."""
-    status = run_script(SCRIPT.with_name(name), [str(folder), *arguments], folder, 2, None)
+    """What two processes found that ran a script of `distributed`, given a folder to write to and more."""
+    status = run_script(SCRIPTS / name, [str(folder), *arguments], folder, 2, None)
     assert status == 0, (folder / "stderr0").read_text()[-3000:]
     return found_in(folder, 2)
 
 
+def processes_of(config: str) -> int:
+    """How many processes tests start under a config of `accelerate_configs`, on all machines together."""
+    return 1 if config == "single" else 2
+
+
+def run_under(config: str, name: str, folder: Path, *arguments: str) -> None:
+    """Run a script of `distributed` under a config, with a folder to write to.
+
+    Raises:
+        subprocess.TimeoutExpired: If it takes too long, as a hang does. The processes are ended.
+    """
+    machines = 2 if config == "multi_node" else 1
+    given = [str(folder), *arguments]
+    run_script(SCRIPTS / name, given, folder, processes_of(config), config, machines, 2 * SECONDS)
+
+
 def take_leave() -> None:
     """Called by a process at its end: else threads that talk to the others may abort an interpreter that ends."""
+    import torch
+
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -67,10 +83,31 @@ def found_in(folder: Path, processes: int) -> list[Any]:
 
 
 def run_script(
-    script: Path, arguments: list[str], folder: Path, processes: int, engine: str | None, machines: int = 1
+    script: Path,
+    arguments: list[str],
+    folder: Path,
+    processes: int,
+    engine: str | None,
+    machines: int = 1,
+    seconds: float = SECONDS,
 ) -> int:
-    """The exit status of a script that was run in several processes; what they had to say is in `folder`."""
+    """The exit status of a script that was run in several processes; what they had to say is in `folder`.
+
+    Args:
+        script: The script.
+        arguments: What it is given.
+        folder: Where its standard error goes.
+        processes: How many, on all machines together.
+        engine: A file of `accelerate_configs` without its ending; by default each process has the whole model.
+        machines: How many launchers share the processes, as on so many machines.
+        seconds: How long it may take.
+
+    Raises:
+        subprocess.TimeoutExpired: If it takes longer, as a hang does. The processes are ended.
+    """
     command, env = _command(processes, engine)
+    # What DeepSpeed compiles stays with these tests: where a run is ended at that, the next one would wait for it.
+    env.setdefault("TORCH_EXTENSIONS_DIR", str(folder.parent / "torch_extensions"))
     places = _places(machines) if machines > 1 else [["--main_process_port", "0"] if processes > 1 else []]
     started = [
         subprocess.Popen(
@@ -84,7 +121,7 @@ def run_script(
     ]
     try:
         for process in started:
-            process.wait(SECONDS)
+            process.wait(seconds)
     finally:
         for process in started:
             process.terminate()
@@ -113,7 +150,7 @@ def _places(machines: int) -> list[list[str]]:
     return [[*first, "--machine_rank", str(rank)] for rank in range(machines)]
 
 
-def whole_batch(ranks: tuple[dict, ...]) -> dict:
+def whole_batch(ranks: list[dict]) -> dict:
     """What all ranks found, as one: the mean of their losses, and the weights that they agree on."""
     assert [rank["error"] for rank in ranks] == [None] * len(ranks)
     first, *others = ranks
@@ -122,9 +159,9 @@ def whole_batch(ranks: tuple[dict, ...]) -> dict:
     return {**first, "losses": losses}
 
 
-def assert_like_one(name: str, ranks: tuple[dict, ...], expected: dict) -> None:
+def assert_like_one(name: str, ranks: list[dict], alone: list[dict]) -> None:
     """Steps on the same global batch gave the losses and weights of one process, whoever holds them."""
-    found = whole_batch(ranks)
+    found, expected = whole_batch(ranks), whole_batch(alone)
     assert any(expected["losses"])
     assert found["losses"] == pytest.approx(expected["losses"], abs=1e-4), name
     assert found["weights_by_name"].keys() == expected["weights_by_name"].keys()

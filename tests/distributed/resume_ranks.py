@@ -1,4 +1,7 @@
-"""Run by `test_resume.py`: four steps, each with a checkpoint; killed in the third, gone on from there, or neither."""
+"""Run by `test_resume.py`: four steps, each with a checkpoint; killed in the third, gone on from there, or neither.
+
+Arguments: a folder, and what to do one after another, such as `whole-ema killed-ema`.
+"""
 
 import json
 import os
@@ -18,7 +21,8 @@ from two_ranks import RANK, WITH_DEEPSPEED, WITH_FSDP, prepare_engine, weights_o
 STEPS, KILLED_IN = 4, 2
 
 
-def main(folder: str, mode: str, teacher: str) -> None:
+def run(folder: str, mode: str, teacher: str) -> None:
+    """Train with a kind of teacher; what this process found goes to a file, unless it is killed."""
     rows = []
 
     def rollout(prompts, trainer):
@@ -27,7 +31,7 @@ def main(folder: str, mode: str, teacher: str) -> None:
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = make_trainer(
-        Path(folder, "whole" if mode == "whole" else "killed"),
+        Path(folder, teacher, "whole" if mode == "whole" else "killed"),
         model=tiny_llama(),
         judge=judge_that(),
         next_state=always_replies,
@@ -56,10 +60,11 @@ def main(folder: str, mode: str, teacher: str) -> None:
     found = {"rows": rows, "losses": losses, "weights": weights_of(trainer.model)}
     if teacher == "ema":
         found["teacher"] = weights_of(trainer.teacher.model)
-    Path(folder, f"{mode}{RANK}.json").write_text(json.dumps(found))
+    Path(folder, f"{mode}-{teacher}{RANK}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
     prepare_engine()
-    main(*sys.argv[1:])
+    for done in sys.argv[2:]:
+        run(sys.argv[1], *done.split("-"))
     take_leave()

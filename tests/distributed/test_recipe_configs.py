@@ -10,28 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch_ranks import ON_CPU, ROOT, run_script
+from launch_ranks import EACH_ENGINE, ENGINES, ON_CPU, ROOT, SCRIPTS, processes_of, run_under
 from recipe_harness import JUDGE_MODEL, judge_or_user, save_tiny_model
 from safetensors.torch import load_file
 from stub_chat_server import StubChatServer
 from transformers import AutoModelForCausalLM
 
-SCRIPT = Path(__file__).with_name("recipe_ranks.py")
+pytestmark = pytest.mark.timeout(600)
+
 RECIPES = ("opd", "combine", "rl", "agent")
 ADAPTERS = ("opd", "rl")
 """Recipes that train an adapter here, as their own configs do; the others train all weights."""
-
-ENGINES = {
-    "single": "",
-    "multi_gpu": "DistributedDataParallel",
-    "zero1": "DeepSpeedEngine",
-    "zero2": "DeepSpeedEngine",
-    "zero3": "DeepSpeedEngine",
-    "zero3_offload": "DeepSpeedEngine",
-    "fsdp2": "FSDP",
-    "multi_node": "DeepSpeedEngine",
-}
-"""A config, and what the trainer's model is wrapped in."""
 
 SMALL = (
     "--max_steps 1 --per_device_train_batch_size 2 --gradient_accumulation_steps 1 --max_completion_length 8 "
@@ -70,20 +59,15 @@ def trained(run_once):
                 for recipe in RECIPES:
                     arguments += ["--then", f"recipes/{recipe}.py", "--config", f"recipes/configs/{recipe}.yaml"]
                     arguments += arguments_of(recipe, config, folder, server)
-                machines = 2 if config == "multi_node" else 1
-                run_script(SCRIPT, [str(folder), *arguments], folder, processes_of(config), config, machines)
+                run_under(config, "recipe_ranks.py", folder, *arguments)
 
         return run_once(f"recipes-{config}", run)
 
     return launched
 
 
-def processes_of(config: str) -> int:
-    return 1 if config == "single" else 2
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("config", ENGINES)
+@pytest.mark.parametrize("config", EACH_ENGINE)
 def test_it_trains_and_saves(trained, config, recipe):
     folder = trained(config)
     assert_trained(recipe, folder, processes_of(config), ENGINES[config])
@@ -139,7 +123,7 @@ def test_our_command_finds_the_config_by_name(tmp_path):
     with StubChatServer(judge_or_user, models=[JUDGE_MODEL]) as server:
         command += arguments_of("opd", "zero3", tmp_path, server)
         done = subprocess.run(
-            [sys.executable, "-c", through, str(SCRIPT), str(tmp_path), *command],
+            [sys.executable, "-c", through, str(SCRIPTS / "recipe_ranks.py"), str(tmp_path), *command],
             cwd=ROOT,
             env={**os.environ, **ON_CPU},
             stderr=(tmp_path / "stderr0").open("w"),

@@ -1,12 +1,21 @@
 """Two real processes over gloo: no rank may wait for another one for ever, and the numbers are those of one process."""
 
 import pytest
-from launch_ranks import assert_shared_on_one_rank, assert_turns_of_two_ranks, launch
+from launch_ranks import assert_shared_on_one_rank, assert_turns_of_two_ranks
+from rank_runs import STOPPED, Run
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def ranks(ranks_under) -> Run:
+    """What both processes found, each with the whole model."""
+    return ranks_under("multi_gpu")
 
 
 @pytest.mark.parametrize("scenario", ["one rank without hints", "uneven lengths", "combine", "lora"])
-def test_ranks_stay_in_step(tmp_path, scenario):
-    first, second = launch(scenario, tmp_path)
+def test_ranks_stay_in_step(ranks, scenario):
+    first, second = ranks[scenario]
     assert first["error"] is None
     assert second["error"] is None
     assert len(first["losses"]) == 2
@@ -21,8 +30,8 @@ def test_ranks_stay_in_step(tmp_path, scenario):
         assert first["log"][0]["hint/accepted"] == 0.5
 
 
-def test_a_reference_that_is_ahead_of_slow_verdicts_changes_nothing(tmp_path):
-    ahead, afterwards = (launch(f"reference {when}", tmp_path / when) for when in ("ahead", "afterwards"))
+def test_a_reference_that_is_ahead_of_slow_verdicts_changes_nothing(ranks):
+    ahead, afterwards = (ranks[f"reference {when}"] for when in ("ahead", "afterwards"))
     for first, second in zip(ahead, afterwards, strict=True):
         assert first["error"] is None
         assert any(first["losses"])
@@ -31,8 +40,8 @@ def test_a_reference_that_is_ahead_of_slow_verdicts_changes_nothing(tmp_path):
     assert ahead[0]["weights"] == pytest.approx(ahead[1]["weights"], rel=1e-12)
 
 
-def test_a_rank_whose_conversations_are_over_samples_on_with_the_others(tmp_path):
-    first, second = launch("longer conversations on rank zero", tmp_path)
+def test_a_rank_whose_conversations_are_over_samples_on_with_the_others(ranks):
+    first, second = ranks["longer conversations on rank zero"]
     assert first["error"] is second["error"] is None
     for a, b in zip(first["log"], second["log"], strict=True):
         assert a["turns_here"] > 1 == b["turns_here"]
@@ -41,49 +50,40 @@ def test_a_rank_whose_conversations_are_over_samples_on_with_the_others(tmp_path
     assert first["weights"] == pytest.approx(second["weights"], rel=1e-12)
 
 
-def test_ranks_whose_rows_have_different_numbers_of_turns_stay_in_step(tmp_path):
-    found = launch("more turns on rank zero", tmp_path)
+def test_ranks_whose_rows_have_different_numbers_of_turns_stay_in_step(ranks):
+    found = ranks["more turns on rank zero"]
     assert_turns_of_two_ranks(*found)
     assert found[0]["weights"] == pytest.approx(found[1]["weights"], rel=1e-12)
 
 
-def test_each_rank_trains_on_the_scores_of_its_own_rows(tmp_path):
-    first, second = launch("scores by rank", tmp_path)
+def test_each_rank_trains_on_the_scores_of_its_own_rows(ranks):
+    first, second = ranks["scores by rank"]
     assert first["step_advantages"] == [[1.0] * 4] * 2
     assert second["step_advantages"] == [[-1.0] * 4] * 2
 
 
-def test_an_empty_hint_batch_on_all_ranks(tmp_path):
-    first, second = launch("no hints at all", tmp_path)
+def test_an_empty_hint_batch_on_all_ranks(ranks):
+    first, second = ranks["no hints at all"]
     assert first["losses"] == second["losses"] == [0.0, 0.0]
 
 
-def test_a_judge_that_fails_on_one_rank_is_counted_and_training_goes_on(tmp_path):
-    first, second = launch("judge broken on one rank", tmp_path)
+def test_a_judge_that_fails_on_one_rank_is_counted_and_training_goes_on(ranks):
+    first, second = ranks["judge broken on one rank"]
     assert first["error"] is None
     assert second["error"] is None
     assert [entry["feedback/failed/judge_failed"] for entry in first["log"]] == [0.5, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("scenario", "message"),
-    [
-        ("judge broken everywhere", "8 of 8 turns, for 2 batches in a row"),
-        ("judge unreachable", "127.0.0.1:9"),
-        ("bad prompt in a stream", "`prompt[0]` has the role 'User'"),
-        ("teacher broken on one rank", "`ScriptedTeacher` failed: RuntimeError: down on rank 1"),
-        ("teacher ahead, broken on one rank", "`ScriptedTeacher` failed: RuntimeError: down on rank 1"),
-    ],
-)
-def test_all_ranks_stop_together_with_the_same_message(tmp_path, scenario, message):
-    first, second = launch(scenario, tmp_path)
+@pytest.mark.parametrize(("scenario", "message"), STOPPED.items())
+def test_all_ranks_stop_together_with_the_same_message(ranks, scenario, message):
+    first, second = ranks[scenario]
     assert message in first["error"]
     assert first["error"] == second["error"]
 
 
-def test_an_alarm_stops_all_ranks_after_the_same_step(tmp_path):
+def test_an_alarm_stops_all_ranks_after_the_same_step(ranks):
     """Each rank decides by its own log, so what is watched must be the same number on all of them."""
-    first, second = launch("alarm", tmp_path)
+    first, second = ranks["alarm"]
     assert len(first["losses"]) == len(second["losses"]) == 1
     for metric, value in (("completions/mean_length", 4.5), ("completions/clipped_ratio", 0.0), ("entropy", None)):
         assert first["log"][0][metric] == second["log"][0][metric]
@@ -91,8 +91,8 @@ def test_an_alarm_stops_all_ranks_after_the_same_step(tmp_path):
 
 
 @pytest.mark.parametrize("loss", ["topk_surrogate", "full_divergence"])
-def test_an_objective_waits_for_no_rank_without_hints(tmp_path, loss):
-    first, second = launch(f"{loss} one rank without hints", tmp_path)
+def test_an_objective_waits_for_no_rank_without_hints(ranks, loss):
+    first, second = ranks[f"{loss} one rank without hints"]
     assert first["error"] is None
     assert second["error"] is None
     assert first["teacher_forwards"] == second["teacher_forwards"]
@@ -103,10 +103,10 @@ def test_an_objective_waits_for_no_rank_without_hints(tmp_path, loss):
 
 
 @pytest.mark.parametrize("scenario", ["by prompt", "topk_surrogate by prompt", "full_divergence by prompt"])
-def test_two_processes_train_like_one(tmp_path, scenario):
+def test_two_processes_train_like_one(ranks, ranks_under, scenario):
     """The same global batch gives the same loss, and the same weights after two steps."""
-    one = launch(scenario, tmp_path / "one", processes=1)[0]
-    first, second = launch(scenario, tmp_path / "two")
+    (one,) = ranks_under("single")[scenario]
+    first, second = ranks[scenario]
     assert first["error"] is None
     assert 0 < one["num_items"][0] < 8 * 6  # some rows have no hint
     assert first["num_items"] == second["num_items"] == one["num_items"]
@@ -115,30 +115,30 @@ def test_two_processes_train_like_one(tmp_path, scenario):
     assert first["weights"] == pytest.approx(one["weights"], rel=1e-6)
 
 
-def test_one_rank_shares_prompts_and_the_other_cannot(tmp_path):
+def test_one_rank_shares_prompts_and_the_other_cannot(ranks):
     """Four equal prompts on one rank and four different ones on the other: as many passes, and the same weights."""
-    whole = launch("one rank shares, in whole rows", tmp_path / "whole")
-    shared = launch("one rank shares", tmp_path / "shared")
+    whole = ranks["one rank shares, in whole rows"]
+    shared = ranks["one rank shares"]
     assert_shared_on_one_rank(shared, whole)
 
 
-def test_a_budget_too_small_on_one_rank_stops_both(tmp_path):
-    first, second = launch("budget too small on one rank", tmp_path)
+def test_a_budget_too_small_on_one_rank_stops_both(ranks):
+    first, second = ranks["budget too small on one rank"]
     assert "`teacher_token_budget=80` is smaller than one row: a hinted prompt and its completion" in first["error"]
     assert first["error"] == second["error"]
 
 
-def test_a_row_longer_than_the_default_budget_stops_nobody(tmp_path):
-    first, second = launch("one rank's rows are longer than the default budget", tmp_path)
+def test_a_row_longer_than_the_default_budget_stops_nobody(ranks):
+    first, second = ranks["one rank's rows are longer than the default budget"]
     assert (first["error"], second["error"]) == (None, None)
     assert first["teacher_forwards"] == second["teacher_forwards"] > 2  # more than one a step: the budget was felt
     assert first["weights"] == pytest.approx(second["weights"], rel=1e-12)
 
 
-def test_one_rank_shares_prompts_when_sampling_and_the_other_has_none(tmp_path):
+def test_one_rank_shares_prompts_when_sampling_and_the_other_has_none(ranks):
     """The model is tried out at the first prompts, where ranks compare notes, whatever their rows."""
-    whole = launch("one rank samples equal prompts, in whole rows", tmp_path / "whole")
-    shared = launch("one rank samples equal prompts", tmp_path / "shared")
+    whole = ranks["one rank samples equal prompts, in whole rows"]
+    shared = ranks["one rank samples equal prompts"]
     assert shared[0]["sampled_tokens"] < whole[0]["sampled_tokens"]
     for found, expected in zip(shared, whole, strict=True):
         assert found["error"] is None

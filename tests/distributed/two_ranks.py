@@ -1,4 +1,4 @@
-"""Run under `accelerate launch`, mostly with two processes: scenarios one after another, their numbers as JSON."""
+"""Run under `accelerate launch`, mostly with two processes: scenarios one after another, each a line of JSON."""
 
 import asyncio
 import json
@@ -396,8 +396,9 @@ def prepare_engine() -> None:
 
 def main(folder: str, *scenarios: str) -> None:
     save_models(folder)
-    found = [run(scenario, folder) for scenario in scenarios]
-    Path(folder, f"rank{RANK}.json").write_text(json.dumps(found))
+    with Path(folder, f"rank{RANK}.jsonl").open("w") as file:
+        for scenario in scenarios:
+            print(json.dumps(run(scenario, folder)), file=file, flush=True)
 
 
 if __name__ == "__main__":
