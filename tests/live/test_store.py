@@ -5,7 +5,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
@@ -276,17 +276,16 @@ def test_another_process_is_noticed(store):
     assert store.data_version() != before
 
 
-def test_threads_share_a_store(store):
-    def work():
+def test_threads_share_a_store(tmp_path):
+    store = Store(tmp_path / "store.db", busy_seconds=60)
+
+    def work(_):
         for _ in range(20):
             record(store)
         store.close()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(work, range(4)))) == 4
     assert len(store.turns(limit=100)) == 80
 
 

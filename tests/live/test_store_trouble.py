@@ -131,6 +131,8 @@ def test_a_clock_that_jumps_back_changes_no_order(tmp_path):
     store.opt_out("default", True)
     store.opt_out("default", False)
     assert not store.opted_out("default")
+    assert store.show(None, turns[2]).state == "claimed"
+    assert store.show(None, turns[3]).state == "ready"
 
 
 def test_an_error_in_the_middle_undoes_what_came_before(tmp_path):
