@@ -5,7 +5,7 @@ from typing import Any
 
 from ..engines import Delta
 
-_MAX_ID = 2**31
+_MAX_ID = 2**31 - 1
 _SLACK = 1e-3  # rounding may lift a log-prob a little above 0
 
 
@@ -70,16 +70,13 @@ class Reply:
             return "no ids"
         if len(self.logprobs) != len(self.completion_ids):
             return "missing log-probs"
-        if not all(_is_id(value) for ids in (self.prompt_ids, self.completion_ids) for value in ids):
+        if not all(_within(ids, {int}, 0, _MAX_ID) for ids in (self.prompt_ids, self.completion_ids)):
             return "wrong ids"
-        if not all(_is_logprob(value) for value in self.logprobs):
+        if not _within(self.logprobs, {int, float}, -math.inf, _SLACK) or not all(map(math.isfinite, self.logprobs)):
             return "wrong log-probs"
         return None
 
 
-def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MAX_ID
-
-
-def _is_logprob(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value <= _SLACK
+def _within(values: list[Any], kinds: set[type], least: float, most: float) -> bool:
+    """Whether all values, at least one, are numbers between two. Prompts are long, so no loop of Python's own."""
+    return set(map(type, values)) <= kinds and min(values) >= least and max(values) <= most
