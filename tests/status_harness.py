@@ -118,11 +118,12 @@ class Browser:
 
     def text(self, selector: str) -> str:
         """The text of the first element, hidden parts included; empty where there is none."""
-        return self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+        return next(iter(self.texts(selector)), "")
 
     def texts(self, selector: str) -> list[str]:
-        """The texts of all."""
-        return self.run("return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector)
+        """The texts of all. Half an emoji is U+FFFD, since the driver takes none."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent.toWellFormed())"
+        return self.run(script, selector)
 
     def run(self, script: str, *args: Any) -> Any:
         """What JavaScript returns, from outside of the page's own rules."""
