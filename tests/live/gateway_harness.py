@@ -17,6 +17,15 @@ from trl_openclaw.live.gateway.app import Gateway, create_app
 from trl_openclaw.live.gateway.serve import listen
 from trl_openclaw.live.store import Store
 
+USER = {"role": "user", "content": "hi"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}, "times": {"type": "integer"}}},
+    },
+}
+
 
 class RunningGateway:
     """A gateway that is up.

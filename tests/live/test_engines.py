@@ -7,7 +7,7 @@ from contextlib import aclosing
 import openai
 import pytest
 import torch
-from live.gateway_harness import publish_adapter, run, serving, wait_for
+from live.gateway_harness import TOOL, USER, publish_adapter, run, serving, wait_for
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny import tiny_llama, tiny_tokenizer
@@ -20,14 +20,6 @@ from trl_openclaw.live.engines.decoding import Sampling, _draw
 from trl_openclaw.live.engines.transformers import TransformersEngine
 
 END = 256
-USER = {"role": "user", "content": "hi"}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}, "times": {"type": "integer"}}},
-    },
-}
 
 
 @pytest.fixture(scope="module")

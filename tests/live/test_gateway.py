@@ -12,15 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from live.gateway_harness import run, serving_stub, wait_for
+from live.gateway_harness import TOOL, run, serving_stub, wait_for
 from live.stub_engine import CALL, ids_of, prompt_of
 
 from trl_openclaw.live.gateway.app import GatewayOptions
-
-TOOL = {
-    "type": "function",
-    "function": {"name": "look", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}},
-}
 
 
 def user(text):

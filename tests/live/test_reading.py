@@ -5,21 +5,13 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live.gateway_harness import TOOL, USER
 from tiny import tiny_tokenizer
 from transformers import AutoTokenizer
 from trl import chat_template_utils
 
 from trl_openclaw.live.engines.messages import as_templates_read
 from trl_openclaw.live.engines.reading import ReplyReader, StopCutter, TextStream
-
-USER = {"role": "user", "content": "hi"}
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}, "times": {"type": "integer"}}},
-    },
-}
 
 
 def feed_all(reader, ids):

@@ -7,11 +7,11 @@ from contextlib import closing, contextmanager
 import openai
 import pytest
 from live.gateway_harness import serving_stub, wait_for
+from live_traffic import new_turn
 
 from trl_openclaw.errors import StoreFullError
 from trl_openclaw.live.gateway.metrics import Metrics
 from trl_openclaw.live.gateway.recorder import Origin, Recorder
-from trl_openclaw.live.records import NewTurn
 from trl_openclaw.live.store import Store
 
 
@@ -129,22 +129,4 @@ def origin_of(name):
 
 
 def turn_of(name):
-    messages, reply = [{"role": "user", "content": name}], {"role": "assistant", "content": "ok"}
-    return NewTurn(
-        turn_id=name,
-        user="default",
-        session_id=name,
-        parent=None,
-        kind="main",
-        side_reason=None,
-        messages=messages,
-        tools=None,
-        reply=reply,
-        finish_reason="stop",
-        prompt_ids=(),
-        completion_ids=(),
-        logprobs=(),
-        sampling={},
-        model="m",
-        model_version="base",
-    )
+    return new_turn(turn_id=name, messages=[{"role": "user", "content": name}])
