@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ class ScriptedEngine:
     """From the ids of a prompt to those of a completion."""
     shift = 0.0
     """Nats by which its log-probs are below the policy's."""
+    lent: Any = None
+    """Taken for its `vllm.LLM`."""
     unknown = False
     """Whether it has no log-prob of a completion's first token."""
 
@@ -30,7 +33,9 @@ class ScriptedEngine:
         self.model, self.settings = model, settings
         window = settings["max_model_length"] or model.config.max_position_embeddings
         engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=window))
-        self.llm = SimpleNamespace(llm_engine=engine)
+        self.llm = self.lent or SimpleNamespace(llm_engine=engine)
+        info = {"model_config": {"logprobs_mode": "processed_logprobs"}}
+        self.vllm_client = SimpleNamespace(get_server_info=lambda: info)
         self.syncs = 0
         self.prompts: list[list[int]] = []
         type(self).last = self

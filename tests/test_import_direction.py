@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "trl_openclaw"
 ORDER = [
     {"config_file", "cores", "signals"},  # what a command line needs of the system
     {"types", "errors", "calls", "clipping"},  # plain values and text, which everything else speaks in, and callables
-    {"prefix_plan", "dropout", "trajectories"},  # what rows have in common, a property of a model, an agent's turns
+    {"prefix_plan", "dropout", "quantized", "trajectories"},  # what rows share, properties of a model, an agent's turns
     {"prefix_passes"},  # in which passes a model runs that
     {"shared_prefix"},  # a model's forward pass that runs what rows have in common once
     {"_trl"},  # TRL's private names, wrapped: knows nothing of what we do with them
@@ -22,6 +22,7 @@ ORDER = [
     {"server_client"},  # the connection to a server
     {"chat"},  # asking a chat model there
     {"local_chat"},  # the same for a model in the process, with the types of the above
+    {"engine_chat"},  # the same with the engine that samples for a trainer
     {"judges", "next_states", "teachers"},  # where signal comes from, each useful alone
     {"feedback"},  # a next state and a judge for a batch of turns
     {"environments"},  # what an agent acts on, and the users it talks to

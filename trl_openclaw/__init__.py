@@ -19,6 +19,7 @@ _MODULES = {
     "Verdict": "trl_openclaw.types",
     "Vote": "trl_openclaw.types",
     # Judges
+    "ColocatedJudge": "trl_openclaw.judges",
     "Judge": "trl_openclaw.judges",
     "LLMJudge": "trl_openclaw.judges",
     "LocalJudge": "trl_openclaw.judges",
@@ -59,6 +60,7 @@ __all__ = [
     "Turn",
     "Verdict",
     "Vote",
+    "ColocatedJudge",
     "Judge",
     "LLMJudge",
     "LocalJudge",
@@ -92,7 +94,7 @@ if TYPE_CHECKING:
     from trl_openclaw.environments import CodeEnvironment, ConversationRollout, ShellEnvironment, wrap_environment
     from trl_openclaw.feedback import collect_feedback
     from trl_openclaw.hints import insert_hint
-    from trl_openclaw.judges import Judge, LLMJudge, LocalJudge, OutcomeJudge, RuleJudge
+    from trl_openclaw.judges import ColocatedJudge, Judge, LLMJudge, LocalJudge, OutcomeJudge, RuleJudge
     from trl_openclaw.local_chat import LocalChat
     from trl_openclaw.next_states import (
         PERSONAS,

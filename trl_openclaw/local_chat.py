@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -172,7 +172,7 @@ class LocalChat:
             self._batch = batch
         return batch
 
-    def _load(self) -> "tuple[nn.Module, PreTrainedTokenizerBase]":
+    def _load(self) -> "tuple[Any, PreTrainedTokenizerBase]":
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         with self._loading:
@@ -194,10 +194,8 @@ class LocalChat:
             return model, self.tokenizer
 
     def _generate(self, batch: list[_Job]) -> list[Draft | ChatError]:
-        import torch
-
         model, tokenizer = self._load()
-        window = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+        window = self._window(model)
         prompts = [self._encode(tokenizer, job.messages) for job in batch]
         fitting = [index for index, ids in enumerate(prompts) if len(ids) < window]
         drafts: list[Draft | ChatError] = [
@@ -206,19 +204,32 @@ class LocalChat:
         ]
         if not fitting:
             return drafts
-        max_tokens, temperature = batch[0].settings
-        rooms = [min(max_tokens, window - len(prompts[index])) for index in fitting]
+        rooms = [min(batch[0].max_tokens, window - len(prompts[index])) for index in fitting]
+        answers = self._answer(batch, [prompts[index] for index in fitting], rooms)
+        for index, draft in zip(fitting, answers, strict=True):
+            drafts[index] = draft
+        return drafts
+
+    def _window(self, model: Any) -> int:
+        """Tokens that the model can read and write."""
+        return getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+
+    def _answer(self, batch: list[_Job], prompts: list[list[int]], rooms: list[int]) -> Sequence[Draft | ChatError]:
+        """A draft for each of the batch's prompts that fit, with room for so many tokens each."""
+        import torch
+
+        model, tokenizer = self._load()
         ends = end_ids(model, tokenizer)
         with _GENERATING:
             if _is_abandoned(batch):  # before its turn came: the model may be training by now
-                return [ChatError("error", "nobody waits for the answer any more") for _ in batch]
+                return [ChatError("error", "nobody waits for the answer any more") for _ in prompts]
             with torch.no_grad(), _in_eval(model), self._own_randomness(model):
-                fitting_prompts = [prompts[index] for index in fitting]
-                outputs = _run(model, fitting_prompts, max(rooms), temperature, ends, _until_abandoned(batch))
-        for index, room, ids in zip(fitting, rooms, outputs, strict=True):
+                outputs = _run(model, prompts, max(rooms), batch[0].temperature, ends, _until_abandoned(batch))
+        drafts = []
+        for room, ids in zip(rooms, outputs, strict=True):
             stop = next((at for at, token in enumerate(ids[:room]) if token in ends), None)
             text = tokenizer.decode(ids[: room if stop is None else stop], skip_special_tokens=True)
-            drafts[index] = Draft(text, truncated=stop is None)
+            drafts.append(Draft(text, truncated=stop is None))
         return drafts
 
     def _encode(self, tokenizer: "PreTrainedTokenizerBase", messages: Messages) -> list[int]:
@@ -231,6 +242,14 @@ class LocalChat:
         )
         return list(encoded["input_ids"])
 
+    def _next_seed(self) -> int:
+        """One more number of this chat's own stream."""
+        import torch
+
+        if self._draws is None:
+            self._draws = torch.Generator().manual_seed(torch.initial_seed())
+        return int(torch.randint(2**62, (), generator=self._draws))
+
     @contextmanager
     def _own_randomness(self, model: "nn.Module") -> Iterator[None]:
         """Draw from this chat's own stream and leave the process's random state alone.
@@ -240,9 +259,7 @@ class LocalChat:
         """
         import torch
 
-        if self._draws is None:
-            self._draws = torch.Generator().manual_seed(torch.initial_seed())
-        seed = int(torch.randint(2**62, (), generator=self._draws))
+        seed = self._next_seed()
         devices = {parameter.device for parameter in model.parameters()} - {torch.device("cpu")}
         kind = next(iter(devices)).type if devices else "cuda"
         module = torch.get_device_module(kind)

@@ -60,6 +60,13 @@ class OpenGRPOTrainer(ToolLoopTrainer):
         return self.args.gradient_accumulation_steps % uses != 0 or corrected
 
     @property
+    def own_engine(self) -> Any | None:
+        """The `vllm.LLM` in this process, where it answers this process alone and whenever it is asked."""
+        args = self.args
+        alone = args.vllm_mode == "colocate" and args.vllm_tensor_parallel_size == 1
+        return self.vllm_generation.llm if self.use_vllm and alone and not args.vllm_enable_sleep_mode else None
+
+    @property
     def uses_router_aux_loss(self) -> bool:
         """Whether a mixture-of-experts load-balancing loss is added to the policy loss."""
         return self.aux_loss_enabled

@@ -29,6 +29,7 @@ from .alarms import AlarmAction, BandAlarm, parse_bands
 from .build_teacher import TeacherModel, build_reference, build_teacher, choose_teacher_model, is_trl_reference
 from .comparison import Comparison
 from .early_feedback import EarlyFeedback
+from .engine import lend_engine
 from .guard import FailureGuard, SilenceAlarm, check_services
 from .inputs import (
     check_batch,
@@ -177,6 +178,7 @@ class OPDTrainer(TurnRewards, ProfiledSteps, SeamGRPOTrainer):
             **kwargs,
         )
         check_policy(self, needs_teacher=bool(self.opd_weight))
+        lend_engine(self, judge, next_state)
         self.feedback.eos_token_ids = frozenset([*self.eos_token_ids, self.pad_token_id])
         self.feedback.calls_tools, self.feedback.call_pattern = self.has_tools, self.call_pattern
         self._early = EarlyFeedback(self, self.feedback)

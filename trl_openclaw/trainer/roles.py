@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .._trl import get_config_model_id
+from ..engine_chat import EngineChat
 from ..local_chat import LocalChat
 from ..server_client import ServerClient
 from ..teachers import AdapterOffTeacher, ExternalTeacher, LocalTeacher, ServerTeacher
@@ -79,6 +80,8 @@ def _who(part: Any, trainer: "OPDTrainer") -> str:
         model = client.model if adapter is None else f"{client.model} with the adapter {adapter}"
         policy = f", which also generates: {POLICY_NOW}" if _also_generates(client, trainer) else ""
         return f"{model} at {client.base_url}{policy}"
+    if isinstance(client, EngineChat):
+        return f"{POLICY_NOW}, by the engine that generates"
     if isinstance(client, LocalChat):
         model = client.model
         if trainer.accelerator.unwrap_model(trainer.model) is model:
