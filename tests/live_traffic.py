@@ -29,12 +29,9 @@ def turn_ids(held_out: bool = False):
             yield turn_id
 
 
-_IDS = turn_ids()
-
-
 def new_turn(**changes: Any) -> NewTurn:
     """A main turn that can be trained on, not held out."""
-    turn_id = changes.pop("turn_id", None) or next(_IDS)
+    turn_id = changes.pop("turn_id", None) or next(turn_ids())
     turn = NewTurn(
         turn_id=turn_id,
         user="default",
@@ -83,7 +80,7 @@ def chat(
 ) -> tuple[str, Match]:
     """A request and its reply as the gateway records them; the turn's id, and what its history said."""
     reply = assistant(reply) if isinstance(reply, str) else reply
-    turn_id = changes.pop("turn_id", None) or next(_IDS)
+    turn_id = changes.pop("turn_id", None) or next(turn_ids())
     side = side_reason(messages, header=header)
     found = match(store, owner, messages, session_id, side=side is not None)
     attach(store, found, turn_id)

@@ -192,7 +192,6 @@ def test_states(store):
         {"prompt_ids": ()},
         {"completion_ids": (), "logprobs": ()},
         {"logprobs": ()},
-        {"finish_reason": "length"},
         {"finish_reason": "disconnect"},
     ):
         now(ready_turn(store, **broken), "unusable")
@@ -203,7 +202,7 @@ def test_states(store):
     now(old, "expired")
     assert set(seen) == set(TURN_STATES)
     counts = store.counts("default")
-    assert counts == {"rejected": 1, "held_out": 1, "side": 1, "unusable": 5, "expired": 1}
+    assert counts == {"rejected": 1, "held_out": 1, "side": 1, "unusable": 4, "expired": 1}
     assert store.counts("nobody") == {}
 
 

@@ -25,7 +25,7 @@ TurnState = Literal[
     "trained",
     "rejected",  # trained, and the version that came of it was not published
     "expired",  # sampled too many versions ago
-    "unusable",  # no token ids or log-probs, cut by the length limit or a disconnect, or set aside by the learner
+    "unusable",  # no token ids or log-probs, cut by a disconnect, or set aside by the learner
     "held_out",  # kept for checks
     "opted_out",  # its owner does not want to be trained on
 ]

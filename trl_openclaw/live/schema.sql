@@ -193,7 +193,7 @@ SELECT
         WHEN (SELECT o.opted_out FROM opt_outs o WHERE o.user = t.user ORDER BY o.number DESC LIMIT 1) THEN 'opted_out'
         WHEN length(t.prompt_ids) = 0 OR length(t.completion_ids) = 0
             OR length(t.logprobs) <> length(t.completion_ids)
-            OR t.finish_reason IN ('disconnect', 'length')
+            OR t.finish_reason = 'disconnect'
             OR EXISTS (SELECT 1 FROM set_aside a WHERE a.turn = t.number) THEN 'unusable'
         WHEN t.held_out THEN 'held_out'
         WHEN EXISTS (SELECT 1 FROM expiries x WHERE x.turn = t.number) THEN 'expired'

@@ -261,7 +261,6 @@ class TestTurns:
         assert first["reply"]["tool_calls"] == [{"name": "look", "arguments": '{"up": "herbs"}'}]
         assert [message["text"] for message in second["messages"]] == ["Rosemary", "Thyme\n[image_url]"]
         assert (second["reply"]["text"], second["reply"]["reasoning"]) == ("Both.", "Two herbs.")
-        assert second["state"] == "unusable"
 
     def test_long_texts_are_cut_and_say_so(self, page, store):
         add_turn(store, "long", [{"role": "user", "content": "x" * 50_000}], "reply", session="s")

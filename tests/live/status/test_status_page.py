@@ -79,7 +79,7 @@ class TestShows:
             "waiting for the judge": {"next_state": "x"},
             "nothing to learn": {"next_state": "x", "verdict": votes(1, -1)},
             "ready": {"next_state": "x", "verdict": votes(1)},
-            "not usable": {"finish_reason": "length"},
+            "not usable": {"finish_reason": "disconnect"},
             "side traffic: title": {"kind": "side", "side_reason": "title"},
         }
         for number, more in enumerate(made.values()):

@@ -108,7 +108,7 @@ class Desk:
         if not unusable:
             return LiveBatch(batch.batch_id, tuple(usable))
         self.release()
-        if not usable and len(unusable) > 1 and "too_long" not in unusable.values():
+        if not usable and len(unusable) > 1 and not {"too_long", "cut"} & set(unusable.values()):
             raise LearnerError(
                 f"None of {len(unusable)} turns can be trained ({', '.join(sorted(set(unusable.values())))}): chat "
                 "template or tokenizer of the engine are not those of the model that is trained."

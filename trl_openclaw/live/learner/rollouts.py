@@ -13,6 +13,10 @@ EXPLICIT_FEEDBACK = "(explicit feedback)"
 """The next state of a turn that nothing followed, but that somebody had an opinion of."""
 
 
+UNUSABLE = ("too_long", "cut", "other_vocabulary", "other_template")
+"""Why a recorded turn cannot be trained; the last two say that the engine has another model or template."""
+
+
 @dataclass(frozen=True)
 class LiveTurn:
     """A recorded turn that can be trained.
@@ -39,17 +43,21 @@ class TurnReader:
         trainer: What prompts are rendered with.
         vocabulary: Tokens that the model has.
         max_tokens: Tokens that prompt and reply may have together; `None` for no limit.
+        takes_cut: Whether a reply may have ended at the length limit.
     """
 
     trainer: Renders
     vocabulary: int
     max_tokens: int | None
+    takes_cut: bool = True
 
     def __call__(self, turn: StoredTurn) -> LiveTurn | str:
-        """The turn, or why it cannot be trained, in a word: `too_long`, `other_vocabulary` or `other_template`."""
+        """The turn, or why it cannot be trained, in a word: one of `UNUSABLE`."""
         ids = (*turn.prompt_ids, *turn.completion_ids)
         if self.max_tokens is not None and len(ids) > self.max_tokens:
             return "too_long"
+        if turn.finish_reason == "length" and not self.takes_cut:
+            return "cut"
         if max(ids) >= self.vocabulary:
             return "other_vocabulary"
         prompt = matching_prompt(self.trainer, turn)

@@ -112,6 +112,7 @@ class LiveTrainer(CombineTrainer):
             self,
             self.model.config.get_text_config().vocab_size,
             min((n for n in (args.max_turn_tokens, max_model_length(self.model)) if n is not None), default=None),
+            takes_cut=not args.mask_truncated_completions,
         )
         self._rows: list[LiveTurn] = []
         self._student: torch.Tensor | None = None
