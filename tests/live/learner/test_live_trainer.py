@@ -20,7 +20,7 @@ from learner_harness import (
 from peft import PeftModel
 from tiny import tiny_llama, tiny_tokenizer
 
-from trl_openclaw.errors import LearnerError, StoreBusyError
+from trl_openclaw.errors import LearnerError, StoreBusyError, StoreFullError
 from trl_openclaw.live.canonical import turn_hashes
 from trl_openclaw.live.learner import LiveConfig, LiveTrainer
 from trl_openclaw.live.learner.lock import only_learner
@@ -405,6 +405,34 @@ def test_an_error_in_the_middle_of_an_update_gives_the_turns_back(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         learner.train()
     assert states(store, ids) == ["ready"] * 4
+
+
+def test_a_disk_that_fills_up_loses_nothing_and_trains_nothing_twice(tmp_path, monkeypatch):
+    store = open_store(tmp_path)
+    ids = record(store, range(8))
+
+    def full(*args, **kwargs):
+        raise StoreFullError("no room is left.")
+
+    learner = make_learner(tmp_path, max_updates=1)
+    learner.desk.store._store.publish = full  # its checkpoint is whole by then
+    with pytest.raises(StoreFullError):
+        learner.train()
+    assert states(store, ids) == ["claimed"] * 4 + ["ready"] * 4
+    learner = make_learner(tmp_path, max_updates=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("trl_openclaw.live.learner.updates.mark_whole", full)
+        with pytest.raises(StoreFullError):
+            learner.train()
+    assert store.published_version(USER) == "v000001"
+    assert states(store, ids) == ["trained"] * 4 + ["claimed"] * 4
+    make_learner(tmp_path, max_updates=2).train()
+    assert states(store, ids) == ["trained"] * 8
+    assert [[event.event for event in version.events][-1] for version in store.versions(USER)] == [
+        "published",
+        "rejected",
+        "published",
+    ]
 
 
 def test_max_updates_counts_those_of_earlier_runs(tmp_path):
