@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from contextlib import aclosing
 
 import openai
@@ -178,17 +179,22 @@ def test_stop_texts_end_a_reply_and_are_not_said(engine, monkeypatch):
 
 
 def test_users_take_turns(engine):
+    gate = threading.Event()
+
     async def ask_all():
         done = []
 
         async def one(name, user):
-            await collect(engine, request(user=user, seed=0))
+            await collect(engine, request(user=user, seed=0, max_tokens=2))
             done.append(name)
 
+        held = asyncio.create_task(engine._call(lambda adapters: gate.wait(20)))  # until all have asked
         tasks = [asyncio.create_task(one(f"a{place}", "ada")) for place in range(4)]
         await asyncio.sleep(0)
         tasks += [asyncio.create_task(one(f"b{place}", "bob")) for place in range(2)]
-        await asyncio.gather(*tasks)
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(held, *tasks)
         return done
 
     run(engine.check())
