@@ -14,6 +14,8 @@ import itertools
 import json
 import random
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Run the demo and write its summary."""
     options = make_parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that its two processes end, too
     if not options.model.is_dir():
         raise SystemExit(f"There is no model at {options.model}. `make model` fetches the demo's.")
     folder = options.folder.resolve()

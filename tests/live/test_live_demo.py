@@ -1,15 +1,20 @@
 """The demo that learns while it talks: its user, its judge, its processes and its summary."""
 
 import asyncio
+import os
+import signal
+import subprocess
 import sys
 
+import psutil
 import pytest
-from live.gateway_harness import serving_stub
+from live.gateway_harness import serving_stub, wait_for
+from tiny import tiny_llama, tiny_tokenizer
 
 from recipes.live_demo.__main__ import held_out_numbers, make_parser, read_questions, summarize
 from recipes.live_demo.person import Person, Session
 from recipes.live_demo.reactions import read_reaction
-from recipes.live_demo.services import Service, ServiceError, gateway
+from recipes.live_demo.services import ROOT, Service, ServiceError, gateway
 from trl_openclaw import PERSONAS, NextState, Persona, RuleJudge, Turn
 
 ON_SECOND_TRY = Persona(
@@ -124,3 +129,20 @@ class TestServices:
             gateway(tmp_path / "nowhere", "m", tmp_path, max_tokens=8, temperature=0.5),
         ):
             pass
+
+
+def test_asked_to_end_it_ends_its_processes(tmp_path):
+    folder = tmp_path / "model"
+    tiny_llama(max_position_embeddings=4096).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "recipes.live_demo", "--model", str(folder), "--folder", str(tmp_path / "live")],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for(lambda: (tmp_path / "live" / "learner.log").exists(), seconds=120, what="the learner")
+    started = psutil.Process(demo.pid).children(recursive=True)
+    assert len(started) >= 2
+    demo.terminate()
+    assert demo.wait(120) == 128 + signal.SIGTERM
+    psutil.wait_procs(started, timeout=60)
+    assert not [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
