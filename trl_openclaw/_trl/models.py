@@ -8,6 +8,7 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from ..dropout import disable_functional_dropout
+from ..quantized import keep_unpacked
 
 
 def use_small_tiles() -> None:
@@ -32,6 +33,7 @@ def prepare_scoring_model(model: PreTrainedModel, trainer: GRPOTrainer) -> nn.Mo
     model.eval().requires_grad_(False)
     disable_dropout_in_model(model)
     disable_functional_dropout(model)
+    keep_unpacked(model)
     add_fused_lm_head(model, temperature=trainer.temperature, cast_lm_head_to_fp32=trainer.args.cast_lm_head_to_fp32)
     model.scoring_temperature = trainer.temperature  # the fused head keeps it to itself; the self-test wants to know
     if trainer.is_deepspeed_enabled:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..dropout import disable_functional_dropout
+from ..quantized import keep_unpacked
 from ..shared_prefix import PrefixSharing
 from ..trajectories import TRAJECTORY_COLUMN
 from .batches import exchange_window, keep_prompts_together
@@ -72,6 +73,7 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
             use_small_tiles()
         if self.args.disable_dropout:  # TRL switches off `nn.Dropout` only
             disable_functional_dropout(self.model)
+        keep_unpacked(self.model)
         self.empty_rows: list[bool] | None = None
         self._sampled_from: list[list[int]] = []
         self._tool_mask: list[list[int]] | None = None
