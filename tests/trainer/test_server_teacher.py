@@ -1,6 +1,8 @@
 """Training with a teacher on a server, and naming one in a configuration, against a stub of vLLM."""
 
+import asyncio
 import threading
+import time
 
 import pytest
 from datasets import Dataset
@@ -117,8 +119,6 @@ class TestTraining:
         asked = threading.Event()
 
         async def judge(turn):
-            import asyncio
-
             for _ in range(500):  # answers when the teacher has been asked, which must not wait for it
                 if asked.is_set():
                     return Verdict.from_votes([Vote(score=1)])
@@ -137,6 +137,44 @@ class TestTraining:
             server.edit = lambda payload: asked.set()
             trainer.train()
         assert logged(trainer, "feedback/failed/judge_failed") == [0.0]
+
+    def test_rows_are_scored_while_others_are_judged(self, tmp_path):
+        spans = {"judge": [], "teacher": []}
+
+        async def judge(turn):
+            began = time.monotonic()
+            await asyncio.sleep(1.5)
+            spans["judge"].append((began, time.monotonic()))
+            return Verdict.from_votes([Vote(score=1)])
+
+        class Timed(StubTeacherServer):
+            def post(self, path, request, headers):
+                began = time.monotonic()
+                answer = super().post(path, request, headers)
+                spans["teacher"].append((began, time.monotonic()))
+                return answer
+
+        with Timed(script=Reply(delay=0.5)) as server:
+            trainer = make_trainer(
+                tmp_path,
+                CombineTrainer,
+                data=with_context(),
+                judge=judge,
+                teacher_model=teacher_of(server, request_tokens=1, max_concurrency=2),
+                config={"hint_source": "privileged_context", "self_test": False},
+            )
+            spans["teacher"].clear()  # of the check
+            trainer.train()
+        assert {name: len(found) for name, found in spans.items()} == {"judge": 4, "teacher": 4}
+        took = {name: max(ends) - min(begins) for name, (begins, ends) in _edges(spans).items()}
+        both = _edges({"both": [*spans["judge"], *spans["teacher"]]})["both"]
+        assert took["teacher"] >= 1.0  # two at a time
+        assert max(both[1]) - min(both[0]) < sum(took.values()) - 0.5
+
+
+def _edges(spans):
+    """When each of some spans began, and when each ended."""
+    return {name: tuple(zip(*found, strict=True)) for name, found in spans.items()}
 
 
 class TestConfig:
