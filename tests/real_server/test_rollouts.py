@@ -46,6 +46,7 @@ def logged(found: dict, key: str) -> list[float]:
 def test_an_engine_in_this_process_follows_the_policy(smollm2, tmp_path):
     found, printed = run("colocate", tmp_path, str(smollm2))
     assert f"generates: {smollm2} (vLLM, in this process)\n" in printed
+    assert "judges: the policy as it is now, by the engine that generates\n" in printed
     assert "teaches: the initial weights\n" in printed
     gaps = logged(found, "sampling/sampling_logp_difference/max")
     print(f"sampling/sampling_logp_difference/max: {gaps}")
@@ -53,6 +54,9 @@ def test_an_engine_in_this_process_follows_the_policy(smollm2, tmp_path):
     assert max(gaps) < TOLERANCE
     assert logged(found, "hint/accepted") == [1.0] * 3
     assert all(logged(found, "loss"))
+    assert logged(found, "feedback/failed/judge_timeout") == [0.0] * 3
+    by_engine, by_transformers = found["answers"]
+    assert by_engine == by_transformers != ""
     # The policy has moved by more than that, so that old weights in the engine would have shown.
     assert all(norm > 1 for norm in logged(found, "grad_norm"))
 
