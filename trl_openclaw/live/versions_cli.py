@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ..errors import StoreError
 from .records import BASE_VERSION, DEFAULT_USER, VersionInfo
-from .store import Store
+from .store import STORE_FILE, Store
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command with these arguments; the exit code is 2 when it cannot be done."""
     args = _parser().parse_args(argv)
-    file = Path(args.live_dir) / "store.db"
+    file = Path(args.live_dir) / STORE_FILE
     try:
         if not file.is_file():
             raise StoreError(f"There is no store in {args.live_dir}: name its folder with --live_dir.")
@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--live_dir", default="runs/live", help="the folder shared by gateway and learner")
+    common.add_argument(
+        "--live_dir", "--live-dir", default="runs/live", metavar="DIR", help="folder of the store (default: runs/live)"
+    )
     common.add_argument("--user", default=DEFAULT_USER, help="whose versions")
     parser = argparse.ArgumentParser(prog="trl-openclaw versions", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)

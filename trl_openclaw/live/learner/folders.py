@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import quote
 
-STORE_FILE = "store.db"
+from ..store import STORE_FILE
 
 
 def user_name(user: str) -> str:

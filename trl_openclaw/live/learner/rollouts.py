@@ -64,17 +64,21 @@ class TurnReader:
         return "other_template" if prompt is None else LiveTurn(turn, prompt)
 
 
-class StoredNextState:
-    """Next-state provider: what the store says followed a turn.
+class _OfTheStore:
+    """What the store says of the turns of the batch at hand.
 
     Args:
-        turns: The turns of the batch at hand, by id.
+        turns: These turns, by id.
     """
-
-    role = "whoever talks to the gateway"
 
     def __init__(self, turns: Mapping[str, LiveTurn]):
         self.turns = turns
+
+
+class StoredNextState(_OfTheStore):
+    """Next-state provider: what followed a turn."""
+
+    role = "whoever talks to the gateway"
 
     async def __call__(self, turn: Turn, row: Mapping[str, Any]) -> NextState:
         """What followed, with the turn's id, by which `StoredJudge` finds the verdict."""
@@ -84,20 +88,13 @@ class StoredNextState:
         return replace(state, info={**state.info, "turn_id": row["turn_id"]})
 
 
-class StoredJudge:
-    """Judge: the verdict that the store has. Nothing is judged a second time.
-
-    Args:
-        turns: The turns of the batch at hand, by id.
-    """
+class StoredJudge(_OfTheStore):
+    """Judge: the verdict that counts. Nothing is judged a second time."""
 
     role = "the gateway's judge, and what people say of replies"
 
-    def __init__(self, turns: Mapping[str, LiveTurn]):
-        self.turns = turns
-
     async def __call__(self, turn: Turn) -> Verdict:
-        """The verdict that counts, with hints as people have edited them."""
+        """The verdict, with hints as people have edited them."""
         assert turn.next_state is not None, "`StoredNextState` gives one to every turn"
         verdict = self.turns[turn.next_state.info["turn_id"]].turn.verdict
         assert verdict is not None, "turns without a verdict are not ready"
