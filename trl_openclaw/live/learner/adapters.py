@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import load_peft_weights, set_peft_model_state_dict
 
 from ...errors import LearnerError
 from .snapshot import load_tensors, trained_tensors
@@ -57,6 +56,8 @@ def read_adapter(trainer: "LiveTrainer", path: str | None) -> None:
     Raises:
         LearnerError: If the folder is not there, or holds another kind of adapter.
     """
+    from peft import load_peft_weights, set_peft_model_state_dict
+
     if path is None:
         load_tensors(trainer, trainer.initial_weights)
         return
