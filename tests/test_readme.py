@@ -37,6 +37,9 @@ COMMANDS = {
     "accelerate launch recipes/agent.py --config recipes/configs/agent.yaml": (
         "tests/recipes/test_recipes.py::test_agent_logs_every_step_of_its_trajectories"
     ),
+    "make live-demo": "tests/live/test_live_docs.py::test_the_demo_is_what_make_runs",
+    "trl-openclaw serve": "tests/live/test_live_docs.py::test_the_settings_of_the_gateway_are_there",
+    "trl-openclaw live": "tests/live/test_live_docs.py::test_the_settings_of_the_learner_are_there",
     "python benchmarks/draw_trajectory.py --model runs/agent --folder docs/images": (
         "tests/benchmarks/test_draw_trajectory.py::test_runs_and_ends_in_json"
     ),

@@ -63,7 +63,7 @@ def write(live_dir: Path, turns: Iterable[StoredTurn], form: ExportFormat) -> tu
             if form == "jsonl" or turn.state not in ("side", "opted_out"):
                 lines.write(to_json(export_row(turn)) + "\n")
                 ids.append(turn.turn_id)
-    if form == "dataset":
+    if form == "dataset" and ids:  # of no rows there is no dataset
         _write_dataset(unfinished)
     (unfinished / _MANIFEST).write_text(json.dumps({"turns": ids}), encoding="utf-8")
     taken = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
