@@ -534,7 +534,7 @@ def test_it_goes_back_to_the_base_model_as_well(tmp_path):
 
 def test_a_version_is_not_published_over_one_that_somebody_chose_meanwhile(tmp_path):
     store = open_store(tmp_path)
-    record(store, range(8))
+    ids = record(store, range(8))
     make_learner(tmp_path, max_updates=1).train()
     learner = make_learner(tmp_path, max_updates=2)
     step = learner.training_step
@@ -550,6 +550,8 @@ def test_a_version_is_not_published_over_one_that_somebody_chose_meanwhile(tmp_p
     events = store.versions(USER)[-1].events
     assert events[-1].event == "rejected"
     assert events[-1].detail["reason"] == "another version was published before this one could be"
+    assert states(store, ids) == ["trained"] * 4 + ["rejected"] * 4
+    assert list(learner.progress.batches.values()) == ["v000001"]
 
 
 def test_old_adapter_folders_are_removed(tmp_path):

@@ -42,7 +42,8 @@ def test_two_processes_learn_as_one_does(tmp_path, teacher):
             assert outcome == other[name][0]
             assert numbers == pytest.approx(other[name][1], abs=1e-3), name
     for one, other in zip(first["logs"], alone["logs"], strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-4)
+        assert one == pytest.approx(other, abs=0.05)  # means over other micro-batches
     for one, other in zip(others, scores, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
