@@ -108,7 +108,7 @@ class Run:
     def __init__(self, config: str, folder: Path):
         self.config, self.folder = config, folder
         paths = [folder / f"rank{rank}.jsonl" for rank in range(processes_of(config))]
-        lines = [path.read_text().splitlines() if path.exists() else [] for path in paths]
+        lines = [path.read_text().split("\n")[:-1] if path.exists() else [] for path in paths]  # whole ones only
         ended = ([json.loads(line) for line in ranks] for ranks in zip(*lines, strict=False))
         self.found = dict(zip(RUNS[config], ended, strict=False))
 
