@@ -121,7 +121,7 @@ PROBES = [
 
 @pytest.mark.parametrize("name", ["plain_questions", "other_wordings"])
 def test_answers_must_not_become_unlikely(tmp_path, name):
-    settings = {"check_probe_file": write_probes(tmp_path, PROBES), "check_probes": 0.2, "check_probes_total": 1.0}
+    settings = {"check_probe_file": write_probes(tmp_path, PROBES), "check_probes": 0.2}
     learner, before = prepared(tmp_path, **settings)
     same = check(learner, before, name, "same")
     assert same.outcome == "passed"
