@@ -114,6 +114,7 @@ def test_a_request_in_flight_ends_on_its_version(gateway, stub, tmp_path):
         assert list(stub.adapters) == ["default-v000001", "default-v000002"]
         assert {chunk.system_fingerprint for chunk in stream} == {"v000001"}
     wait_for(lambda: list(stub.adapters) == ["default-v000002"], what="the unloading")
+    assert not [line for line in stub.log if "mid-reply" in line]
     assert gateway.ask("x").system_fingerprint == "v000002"
     with gateway.client() as client:
         assert client.models.list().data[0].version == "v000002"
