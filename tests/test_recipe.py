@@ -360,8 +360,9 @@ def test_every_setting_of_our_configs_is_read(config, monkeypatch, tmp_path):
     assert told, "the config does not say how it is launched"
     name = told[1]
     monkeypatch.chdir(tmp_path)
-    script_args, training_args, model_args, _ = parse(monkeypatch, name, "--config", config, "--use_cpu", "true")
-    assert script_args.dataset_name
+    parsed = parse(monkeypatch, name, "--config", config, "--use_cpu", "true")
+    *scripts, training_args, model_args = [part for part in parsed if not isinstance(part, DatasetMixtureConfig)]
+    assert [bool(script_args.dataset_name) for script_args in scripts] == ([] if name == "live" else [True])
     assert model_args.model_name_or_path
     assert training_args.output_dir.startswith("runs/")
 

@@ -169,9 +169,10 @@ def test_each_part_has_the_time_that_was_spent_in_it(tmp_path, seconds_of):
         "student": 2 * 3, "optimizer": 2, "rest": 0,
     }  # fmt: skip
     for step in range(2):
+        busy = max(found["total"][step] / (PAUSE * sum(floor.values())), 1.0)  # by which other work slows all parts
         for part in PARTS:
             assert found[part][step] >= 0.9 * PAUSE * floor[part], part
-            assert found[part][step] < PAUSE * (floor[part] + 3), part
+            assert found[part][step] < PAUSE * (floor[part] + 3) * busy, part
         assert sum(found[part][step] for part in PARTS) == pytest.approx(found["total"][step])
 
 

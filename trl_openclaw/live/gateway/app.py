@@ -15,7 +15,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from ... import __version__
 from ...errors import EngineError
 from ...judges import Judge
 from ..engines import Engine
@@ -156,9 +155,7 @@ def create_app(
         async with gateway.running():
             yield
 
-    app = FastAPI(
-        title="trl-openclaw", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
-    )
+    app = FastAPI(title="trl-openclaw", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.gateway = gateway
     app.add_middleware(Guard, hosts=options.hosts, max_body=options.max_body)
     app.add_exception_handler(ApiError, on_api_error)
