@@ -57,8 +57,8 @@ def _lines(version: VersionInfo) -> str:
     made = datetime.fromtimestamp(version.created, UTC).strftime("%Y-%m-%d %H:%M UTC")
     lines = [f"{version.version}  from {version.parent}  {made}  {state}"]
     for event in version.events:
-        if "reason" in event.detail:
-            lines.append(f"    {event.event}: {event.detail['reason']}")
+        if why := event.detail.get("reason") or event.detail.get("error"):
+            lines.append(f"    {event.event.replace('_', ' ')}: {why}")
         for name, check in event.detail.get("checks", {}).items():
             lines.append(f"    {name}: {check['outcome'].replace('_', ' ')} ({check['note']})")
     return "\n".join(lines)

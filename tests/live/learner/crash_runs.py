@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,21 +139,20 @@ def scenario(folder: Path, before: Callable[[], None], rejects: int | None = Non
 
 
 def main(folder: str, kind: str, *names: str) -> None:
+    """Run scenarios of one kind. The name of one that nobody kills is `never`, and it comes first."""
     root = Path(folder)
-    found = {}
+    points = REJECTED if kind == "rejected" else POINTS
+    settings = {"rejected": {"rejects": 2}, "average": {"teacher": "ema"}}.get(kind, {})
+    found, seconds = {}, 0.0
     for name in names:
-        where = root / name.replace(" ", "_")
-        if kind == "points":
-            found[name] = scenario(where, (lambda point=POINTS[name]: arm(*point)) if name in POINTS else lambda: None)
-        elif kind == "average":
-            point = POINTS.get(name)
-            found[name] = scenario(where, (lambda p=point: arm(*p)) if point else lambda: None, teacher="ema")
-        elif kind == "rejected":
-            point = REJECTED.get(name)
-            found[name] = scenario(where, (lambda p=point: arm(*p)) if point else lambda: None, rejects=2)
-        else:
-            seconds = random.Random(name).uniform(0.0, float(kind))
-            found[name] = scenario(where, lambda s=seconds: kill_after(s))
+        where, before = root / name.replace(" ", "_"), lambda: None
+        if name in points:
+            before = partial(arm, *points[name])
+        elif name != "never":
+            before = partial(kill_after, random.Random(name).uniform(0.0, seconds))
+        began = time.monotonic()
+        found[name] = scenario(where, before, **settings)
+        seconds = seconds or time.monotonic() - began
     (root / "found.json").write_text(json.dumps(found))
 
 

@@ -112,5 +112,6 @@ def test_the_moving_average_goes_on_too(runs, point):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RANDOM)
 def test_killed_at_any_time(runs, name):
-    found = runs("8", *RANDOM)[name]
-    check(found)
+    found = runs("random", "never", *RANDOM)
+    check(found[name])
+    assert found[name]["weights"] == pytest.approx(found["never"]["weights"], rel=1e-5, abs=1e-6)

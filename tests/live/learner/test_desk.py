@@ -70,6 +70,16 @@ def test_a_version_that_somebody_published_comes_first(store, desk):
     assert desk.next("v000001", usable) == GoTo("base", None)
 
 
+def test_a_version_that_the_engine_cannot_load_is_pointed_out_once(store, desk, caplog):
+    store.add_version(USER, "v000001", "base", "/1")
+    store.publish(USER, "v000001")
+    store.add_version_event(USER, "v000001", "load_failed", {"error": "rank 64 is too large"})
+    for _ in range(2):
+        assert isinstance(desk.next("v000001", usable), LiveBatch)
+        desk.release()
+    assert caplog.text.count("could not load version v000001 (rank 64 is too large)") == 1
+
+
 def test_turns_that_cannot_be_read_are_set_aside_and_the_others_claimed_again(store, desk, turns):
     bad = {turns[1].turn_id: "too_long", turns[2].turn_id: "other_template"}
 

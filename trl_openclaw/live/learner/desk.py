@@ -62,6 +62,7 @@ class Desk:
         self.count, self.max_lag, self.model = count, max_lag, model
         self.open: str | None = None
         """The batch that was claimed and has not ended."""
+        self._unloaded: set[str] = set()
 
     def reconcile(self, progress: Progress) -> int:
         """Bring the store in line with the weights that training goes on from.
@@ -104,6 +105,7 @@ class Desk:
         if batch is None:
             return Waiting(ready)
         self.open = batch.batch_id
+        self._warn_if_unloaded(version)
         usable, unusable = self._sorted(batch, read)
         if not unusable:
             return LiveBatch(batch.batch_id, tuple(usable))
@@ -136,6 +138,19 @@ class Desk:
             else:
                 unusable[turn.turn_id] = found
         return usable, unusable
+
+    def _warn_if_unloaded(self, version: str) -> None:
+        """Point out, once, a version that the engine cannot load: turns go on being sampled by an older one."""
+        for one in self.store.versions(self.user):
+            errors = [event.detail.get("error") for event in one.events if event.event == "load_failed"]
+            if one.version == version and errors and version not in self._unloaded:
+                self._unloaded.add(version)
+                logger.warning(
+                    "The engine could not load version %s (%s). If that stays so, turns come from an older one and "
+                    "expire: change the adapter's settings, and roll back.",
+                    version,
+                    errors[-1],
+                )
 
     def _path_of(self, version: str) -> str | None:
         if version == BASE_VERSION:
