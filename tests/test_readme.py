@@ -34,6 +34,9 @@ COMMANDS = {
     "trl-openclaw combine --config recipes/configs/combine.yaml": (
         "tests/recipes/test_recipes.py::test_combine_through_our_command"
     ),
+    "trl-openclaw merge runs/opd runs/opd-merged": (
+        "tests/test_merge.py::test_a_trained_adapter_and_its_card_by_the_command"
+    ),
     "accelerate launch recipes/agent.py --config recipes/configs/agent.yaml": (
         "tests/recipes/test_recipes.py::test_agent_logs_every_step_of_its_trajectories"
     ),

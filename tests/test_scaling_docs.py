@@ -16,8 +16,9 @@ SIZES = (1.7, 4, 8, 32)
 
 
 def test_each_command_is_one_that_a_test_runs_with_a_config_of_ours():
-    assert len(commands(TEXT)) == 4
-    for command in commands(TEXT):
+    launched = [command for command in commands(TEXT) if command not in COMMANDS]
+    assert len(launched) == 4
+    for command in launched:
         _, _, *given = shlex.split(command)
         args = launch_command_parser().parse_args(given)
         assert (ROOT / args.config_file).is_file()
@@ -45,7 +46,7 @@ def test_every_config_is_named_and_exists():
 
 def test_the_table_is_what_the_bytes_per_parameter_come_to():
     rows = re.findall(r"^\| [^|]+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", TEXT, re.M)
-    assert len(rows) == 11
+    assert len(rows) == 12
     for per_parameter, *sizes in rows:
         assert sizes == [f"{float(per_parameter) * size:.1f}" for size in SIZES]
 

@@ -137,7 +137,8 @@ def _write_card(adapter: str, base: str, out: Path) -> None:
         about_adapters = ("lora", "peft", "base_model:")
         card.data.tags = [tag for tag in card.data.tags or [] if not tag.startswith(about_adapters)]
         title, _, text = card.text.strip().partition("\n")
-        card.text = f"\n{title}\n\n{NOTE}\n{text.replace(Path(adapter).as_posix(), out.as_posix())}\n"
+        text = text.replace(f'model="{Path(adapter).as_posix()}"', f'model="{out.as_posix()}"')
+        card.text = f"\n{title}\n\n{NOTE}\n{text}\n"
     else:
         card = ModelCard(f"---\n---\n\n# {out.name}\n\n`{Path(base).name}`, trained. {NOTE}\n")
     card.data.library_name = "transformers"
