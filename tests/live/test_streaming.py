@@ -62,7 +62,7 @@ def test_a_client_that_goes_away_ends_the_generation(gateway, stub):
     assert turn.reply["content"].startswith("stub: a")
     assert len(turn.completion_ids) == len(turn.logprobs) == len(turn.reply["content"])
     assert gateway.metric("disconnects_total") == 1
-    assert gateway.gateway.answering == 0
+    wait_for(lambda: gateway.gateway.answering == 0, what="the end of the request")
     assert gateway.metric("requests_total", status="499") == 1
 
 

@@ -239,7 +239,8 @@ class TestHeatmap:
         browser.open(filled, "#session=chat-0")
         browser.one(".heatmap")
         turn = store.turns(USER, "chat-0")[-1]
-        assert browser.texts(".heatmap")[0].replace("⏎", "") == turn.reply["content"] + "<|im_end|>"
+        whole = turn.reply["content"] + "<|im_end|>"
+        wait_for(lambda: browser.texts(".heatmap")[0].replace("⏎", "") == whole, what="the first heatmap")
 
 
 class TestButtons:
@@ -443,6 +444,12 @@ ATTACKS = (
 )
 
 
+EDIT = """
+if (document.querySelector(".edit textarea")) return true;
+[...document.querySelectorAll(".hints li button")].find((one) => one.textContent.includes("Edit"))?.click();
+"""
+
+
 def test_text_is_never_markup(page, store, browser):
     for number, text in enumerate(ATTACKS):
         attack(store, str(number), text)
@@ -452,7 +459,7 @@ def test_text_is_never_markup(page, store, browser):
         browser.one(f"#session-list li:nth-child({len(ATTACKS) - number}) button").click()
         wait_for(lambda n=number: browser.text("#session-name").startswith(f"s {n} "), what="the conversation")
         browser.run("arguments[0].focus()", browser.one(".token"))
-        browser.one(".hints li button", "Edit").click()
+        wait_for(lambda: browser.run(EDIT), what="the editor")
         assert browser.one(".edit textarea").get_attribute("value") == hint
         browser.press(Key.ESCAPE)
         browser.one(".hints li button", "Delete").click()

@@ -39,13 +39,13 @@ async function look() {
     const overview = await get("overview", {}, page.etag);
     page.wait = POLL;
     if (overview !== undefined) page.overview = overview;
-    connected(true);
-    if (overview === undefined) return;
+    if (overview === undefined) return connected(true);
     showOverview();
     await showSessions();
     await showTurns();
     movePeek();
     page.etag = overview.etag;
+    connected(true);
   } catch (error) {
     if (error instanceof Refused && error.status === 401) return askForKey(hasKey());
     page.wait = Math.min(SLOWEST_POLL, page.wait * 2);
