@@ -207,7 +207,7 @@ print(json.dumps(claimed), flush=True)
 
 
 def test_two_processes_never_claim_the_same_turn(store, tmp_path):
-    turns = {ready_turn(store).turn_id for _ in range(402)}
+    turns = {ready_turn(store).turn_id for _ in range(162)}
     go = tmp_path / "go"
     command = [sys.executable, "-c", CLAIMER, str(store.path), str(go)]
     claimers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -222,7 +222,7 @@ def test_two_processes_never_claim_the_same_turn(store, tmp_path):
             claimer.wait()
     assert all(claimed), "both must have come in between the other's claims"
     taken = [turn_id for batches in claimed for batch in batches for turn_id in batch]
-    assert len(taken) == len(set(taken)) == 400
+    assert len(taken) == len(set(taken)) == 160
     assert set(taken) < turns
-    assert store.counts() == {"claimed": 400, "ready": 2}
-    assert len(store.open_batches("default")) == 100
+    assert store.counts() == {"claimed": 160, "ready": 2}
+    assert len(store.open_batches("default")) == 40
