@@ -12,6 +12,7 @@ from live.gateway_harness import publish, run, save_adapter_stub, serving_stub, 
 from trl_openclaw.live.gateway.auth import Keys
 
 SWAPS = 200
+BURSTS = 10
 
 
 def version(place):
@@ -23,61 +24,68 @@ def current(gateway, user="default"):
 
 
 @dataclass
-class Load:
-    """What clients saw: of each reply its version as the gateway names it, who spoke, and how long it took."""
+class Phase:
+    """A time in which versions change or do not, and the seconds of the replies that fell into it as a whole."""
 
-    replies: list[tuple[str, str]] = field(default_factory=list)
-    seconds: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    """Whether versions changed at that time, and the seconds."""
+    swapping: bool
+    seconds: list[float] = field(default_factory=list)
 
 
 def test_two_hundred_swaps_under_load(tmp_path, stub):
-    """With pauses between, so that the same clients in the same minute show what a reply takes without a swap."""
-    stub.pause, stub.load_delay = 0.05, 0.01
+    """Bursts of swaps and pauses take turns, so that the same clients show what a reply takes without a swap."""
+    stub.delay, stub.pause, stub.load_delay = 0.3, 0.005, 0.01
     with serving_stub(tmp_path, stub) as gateway:
         gateway.gateway.versions.poll_seconds = 0.01
-        load = run(under_load(gateway, tmp_path), seconds=280)
+        replies, phases = run(under_load(gateway, tmp_path), seconds=280)
         assert gateway.metric("swaps_total") == SWAPS
         turns = gateway.turns()
-    assert all(told == said for told, said in load.replies)  # one version in each
-    assert len(set(load.replies)) > SWAPS / 10  # and many versions in all
+    assert all(told == said for told, said in replies)  # one version in each
+    assert len(set(replies)) > SWAPS / 10  # and many versions in all
     assert not [line for line in stub.log if "mid-reply" in line]
     assert list(stub.adapters) == [f"default-{version(SWAPS)}"]  # the old ones are gone
-    assert len(turns) == len(load.replies)
+    assert len(turns) == len(replies)
     for turn in turns:
         name = "stub" if turn.model_version == "base" else f"default-{turn.model_version}"
         assert turn.reply["content"].startswith(f"{name}:")
-    usual, slowest, noise = statistics.median(load.seconds[True]), max(load.seconds[True]), max(load.seconds[False])
-    print(f"{len(load.replies)} replies; median {usual:.3f} s, slowest {slowest:.3f} s, without swaps {noise:.3f} s")
-    assert slowest < max(2 * usual, 1.5 * noise)  # the second where the machine itself is that busy
+    assert_none_waited(phases)
+
+
+def assert_none_waited(phases):
+    """None is slower than twice the median. A machine that others use may hold one up, but not in every burst."""
+    swapping = [phase.seconds for phase in phases if phase.swapping and phase.seconds]
+    usual = statistics.median([seconds for phase in swapping for seconds in phase])
+    noise = max(seconds for phase in phases if not phase.swapping for seconds in phase.seconds)
+    slowest = sorted(max(phase) for phase in swapping)
+    print(f"median {usual:.3f} s, slowest of each burst {[round(s, 3) for s in slowest]}, without swaps {noise:.3f} s")
+    assert len(slowest) > BURSTS / 2
+    assert slowest[len(slowest) // 2] < max(2 * usual, noise)
 
 
 async def under_load(gateway, folder):
-    """`SWAPS` versions are published while eight clients ask, in ten bursts with pauses of the same length."""
-    load, swapping, over = Load(), asyncio.Event(), asyncio.Event()
+    """What eight clients see while versions are published: who spoke in each reply, and the phases."""
+    replies, phases, over = [], [Phase(False)], asyncio.Event()
 
     async def client(place):
         async with gateway.async_client() as client:
             while not over.is_set():
-                began, started = swapping.is_set(), time.monotonic()
-                load.replies.append(await ask(client, place % 2))
-                if began == swapping.is_set():
-                    load.seconds[began].append(time.monotonic() - started)
+                phase, started = phases[-1], time.monotonic()
+                replies.append(await ask(client, place % 2))
+                if phase is phases[-1]:
+                    phase.seconds.append(time.monotonic() - started)
 
     async def swaps():
-        for place in range(1, SWAPS + 1):
-            if place % (SWAPS // 10) == 1:
-                swapping.set()
-                started = time.monotonic()
-            publish(gateway.store, folder, version(place), parent=version(place - 1))
-            await gateway_has(gateway, version(place))
-            if place % (SWAPS // 10) == 0:
-                swapping.clear()
-                await asyncio.sleep(time.monotonic() - started)
+        for burst in range(BURSTS):
+            started = time.monotonic()
+            phases.append(Phase(True))
+            for place in range(burst * SWAPS // BURSTS + 1, (burst + 1) * SWAPS // BURSTS + 1):
+                publish(gateway.store, folder, version(place), parent=version(place - 1))
+                await gateway_has(gateway, version(place))
+            phases.append(Phase(False))
+            await asyncio.sleep(time.monotonic() - started)
         over.set()
 
     await asyncio.gather(swaps(), *(client(place) for place in range(8)))
-    return load
+    return replies, phases
 
 
 async def ask(client, stream):
@@ -142,11 +150,11 @@ def test_a_version_that_cannot_be_loaded(gateway, stub, tmp_path, reason):
     path = tmp_path / "none" if reason == "no folder" else save_adapter_stub(tmp_path, "bad")
     gateway.store.add_version("default", "v000002", "v000001", str(path))
     gateway.store.publish("default", "v000002")
-    problems = wait_for(lambda: gateway.gateway.versions.problems, what="the problem")
-    assert problems[0].startswith("v000002: ")
+    problem = wait_for(lambda: gateway.gateway.versions.problem("default"), what="the problem")
+    assert problem.startswith("v000002: ")
     assert gateway.ask("x").system_fingerprint == "v000001"
     health = gateway.health()
-    assert (health["status"], health["problems"]["versions"]) == ("degraded", problems)
+    assert (health["status"], health["problems"]["version"]) == ("degraded", problem)
 
     def events():
         found = next(info for info in gateway.store.versions("default") if info.version == "v000002")
@@ -157,13 +165,13 @@ def test_a_version_that_cannot_be_loaded(gateway, stub, tmp_path, reason):
     assert events().count("load_failed") == 1
     publish(gateway.store, tmp_path, "v000003", parent="v000001")
     wait_for(lambda: current(gateway) == "v000003")
-    assert gateway.gateway.versions.problems == []
+    assert gateway.gateway.versions.problem("default") is None
 
 
 def test_an_engine_that_is_down_for_a_moment_gets_the_version_later(gateway, stub, tmp_path):
     stub.stop()
     publish(gateway.store, tmp_path, "v000001")
-    wait_for(lambda: gateway.gateway.versions.problems)
+    wait_for(lambda: gateway.gateway.versions.problem("default"))
     assert current(gateway) == "base"
     stub.start()
     wait_for(lambda: current(gateway) == "v000001")
@@ -195,8 +203,8 @@ def test_a_gateway_that_starts_serves_what_is_published(tmp_path, stub):
 def test_an_engine_that_takes_no_adapters_says_so(gateway, stub, tmp_path):
     stub.takes_adapters = False
     publish(gateway.store, tmp_path, "v000001")
-    problems = wait_for(lambda: gateway.gateway.versions.problems)
-    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in problems[0]
+    problem = wait_for(lambda: gateway.gateway.versions.problem("default"))
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in problem
 
 
 def test_users_have_their_own_versions(tmp_path, stub):
@@ -211,5 +219,10 @@ def test_users_have_their_own_versions(tmp_path, stub):
             with gateway.client(f"{name}-key-0123456789") as client:
                 answer = client.chat.completions.create(model="stub", messages=[{"role": "user", "content": "x"}])
                 said[name] = answer.choices[0].message.content
+        stub.refuses.add("ada-v000002")
+        publish(gateway.store, tmp_path, "v000002", user="ada")
+        wait_for(lambda: gateway.gateway.versions.problem("ada"))
+        assert "version" in gateway.health("ada-key-0123456789")["problems"]
+        assert "ada" not in str(gateway.health("bob-key-0123456789"))
     assert said == {"ada": "ada-v000001: x", "bob": "stub: x"}
     assert json.dumps(stub.requests).count("ada-v000001") == 1

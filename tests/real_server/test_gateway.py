@@ -125,7 +125,7 @@ def test_versions_change_under_load(swapping_server, tmp_path, smollm2, adapter,
                     name = f"v{place:06d}"
                     publish_adapter(gateway.store, name, folders[place % 2])
                     while gateway.gateway.versions.current("default") != name:
-                        assert gateway.gateway.versions.problems == []
+                        assert gateway.gateway.versions.problem("default") is None
                         await asyncio.sleep(0.01)
                 over.set()
 

@@ -103,13 +103,17 @@ class Gateway:
             self._health = (time.monotonic(), problem)
         return problem
 
-    async def problems(self) -> dict[str, Any]:
-        """What does not work now: `engine`, `store` and `judge` with a text each, `versions` with a list of them."""
+    async def problems(self, user: str | None) -> dict[str, Any]:
+        """What does not work now, for a user or for somebody who is none.
+
+        Returns:
+            `engine`, `store`, `judge` and the user's own `version`, those that do not work, with a text each.
+        """
         found: dict[str, Any] = {
             "engine": await self.engine_problem(),
             "store": self.recorder.problem,
             "judge": self.judging.problem if self.judging else None,
-            "versions": self.versions.problems or None,
+            "version": None if user is None else self.versions.problem(user),
         }
         return {name: problem for name, problem in found.items() if problem is not None}
 
@@ -196,10 +200,11 @@ async def model(request: Request, name: str, user: CurrentUser) -> dict[str, Any
 async def health(request: Request) -> JSONResponse:
     """Whether chat works (200 or 503), and what does not. Details are for those with a key."""
     gateway: Gateway = request.app.state.gateway
-    found = await gateway.problems()
+    user = gateway.keys.user_of(request.headers.get("authorization"))
+    found = await gateway.problems(user)
     status = "down" if "engine" in found else "degraded" if found else "ok"
     body: dict[str, Any] = {"status": status}
-    if gateway.keys.user_of(request.headers.get("authorization")) is not None:
+    if user is not None:
         body |= {"engine": gateway.engine.name, "model": gateway.engine.model, "problems": found}
     return JSONResponse(body, 503 if "engine" in found else 200)
 

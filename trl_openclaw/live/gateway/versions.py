@@ -76,10 +76,10 @@ class ServedVersions:
         self._unloading: set[asyncio.Task] = set()
         self._seen: int | None = None
 
-    @property
-    def problems(self) -> list[str]:
-        """What keeps a published version from answering."""
-        return [f"{found.version}: {found.text}" for found in self._problems.values()]
+    def problem(self, user: str) -> str | None:
+        """What keeps this user's published version from answering, or `None`."""
+        found = self._problems.get(user)
+        return None if found is None else f"{found.version}: {found.text}"
 
     def current(self, user: str) -> str:
         """The version that a new request of this user gets."""

@@ -53,7 +53,7 @@ def _add_reads(router: APIRouter, store: Store, overviews: Overviews) -> None:
     @router.get("/status/overview")
     async def overview(request: Request, user: CurrentUser) -> Response:
         gateway: Gateway = request.app.state.gateway
-        now = {"model": gateway.engine.model, "problems": problem_views(await gateway.problems())}
+        now = {"model": gateway.engine.model, "problems": problem_views(await gateway.problems(user))}
         etag, data = await run_in_threadpool(overviews.of, user, now)
         headers = {**DATA_HEADERS, "ETag": etag}
         if request.headers.get("if-none-match") == etag:
