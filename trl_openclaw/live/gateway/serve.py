@@ -20,6 +20,13 @@ from .app import Gateway, create_app
 from .auth import Keys, check_bind
 from .settings import ServeSettings, read_settings
 
+SWITCH_SECONDS = 0.0005
+"""How long one of Python's threads may keep the others waiting. A reply waits for the thread that records it, and with
+Python's own 5 ms it would do so for longer than recording takes."""
+
+KEEP_SECONDS = 75
+"""How long a connection stays open between two requests: longer than clients keep them, which then close first."""
+
 STOP_SECONDS = 10
 """How long replies may go on when the gateway is asked to end."""
 
@@ -38,12 +45,14 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"trl-openclaw serve: error: {' '.join(str(error).split())}\n")
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    sys.setswitchinterval(SWITCH_SECONDS)
     app = create_app(store, engine, judge=judge, keys=keys, options=settings.options, routers=[status_router(store)])
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=STOP_SECONDS,
+        timeout_keep_alive=KEEP_SECONDS,
         lifespan="on",
         server_header=False,
     )
