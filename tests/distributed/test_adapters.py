@@ -7,6 +7,7 @@ import pytest
 import torch
 from launch_ranks import run_script
 from peft import PeftModel
+from safetensors.torch import load_file
 from tiny import tiny_llama, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -45,6 +46,8 @@ def test_the_adapter_alone_is_saved_and_computes_what_was_trained(tmp_path, engi
         *("adapter_model.safetensors", "adapter_config.json", "README.md", "training_args.bin"),
         *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     }
+    names = load_file(tmp_path / "saved" / "adapter_model.safetensors")
+    assert len(names) == 2 * 2 * 2 + 1  # two factors of two layers in each of two blocks, and the head
     first, second = (torch.tensor(json.loads((tmp_path / f"rank{rank}.json").read_text())) for rank in range(2))
     torch.testing.assert_close(first, second, atol=1e-6, rtol=0)
     assert (first - logps(tiny_llama())).abs().max() > 0.01

@@ -444,6 +444,9 @@ class TestCheckpoints:
         assert ADAPTER in trainer.model.peft_config
         for folder in ("final", "checkpoint-4"):
             assert not [path for path in (tmp_path / folder).iterdir() if path.is_dir()]
+            names = load_file(tmp_path / folder / "adapter_model.safetensors")
+            assert len(names) == len(trainer.teacher.sources)
+            assert not [name for name in names if ADAPTER in name.split(".")]
             loaded = PeftModel.from_pretrained(tiny_llama(), tmp_path / folder)
             assert list(loaded.peft_config) == ["default"]
             tensors = saved_tensors(loaded)

@@ -4,6 +4,7 @@ import peft
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from tiny import tiny_llama
 from trainer_harness import LORA, make_trainer, moved, snapshot
 
@@ -66,6 +67,8 @@ def test_it_learns_its_teacher_does_not_and_what_is_saved_is_it(tmp_path, kind, 
     saved = {path.name for path in (tmp_path / "saved").iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= saved
     assert not {"model.safetensors", "ref"} & saved
+    names = load_file(tmp_path / "saved" / "adapter_model.safetensors")
+    assert not [name for name in names if "ref" in name.split(".")]
     loaded = PeftModel.from_pretrained(tiny_llama(**settings), tmp_path / "saved").eval()
     torch.testing.assert_close(logps(loaded), trained, atol=1e-5, rtol=0)
 
@@ -74,6 +77,8 @@ def test_an_adapter_that_was_trained_before_is_saved_without_its_copy(tmp_path):
     trainer = make_trainer(tmp_path, model=get_peft_model(tiny_llama(), LoraConfig(**LORA, init_lora_weights=False)))
     trainer.save_model(str(tmp_path / "saved"))
     assert not (tmp_path / "saved" / "ref").exists()
+    names = load_file(tmp_path / "saved" / "adapter_model.safetensors")
+    assert len(names) == sum(parameter.requires_grad for parameter in trainer.model.parameters())
     assert "ref" in trainer.model.peft_config
 
 

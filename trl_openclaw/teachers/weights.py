@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from accelerate.utils import is_peft_model
 from torch import nn
 
 from .._trl import SeamGRPOTrainer, create_model_from_path, get_config_model_id, prepare_scoring_model, use_adapter
+from .._trl.forward import replaced
 from .parts import is_spread
 
 
@@ -140,14 +142,13 @@ def adapter_switched(model: Any, name: str | None) -> Iterator[None]:
 
 @contextmanager
 def adapter_hidden(model: Any, name: str | None) -> Iterator[None]:
-    """Hide an adapter from whoever saves all of a model's adapters."""
-    configs = model.peft_config if name is not None else {}
-    config = configs.pop(name, None)
-    try:
+    """Have an adapter left out when all of a model's adapters are saved: its files, and its tensors in theirs."""
+    if name is None:
         yield
-    finally:
-        if config is not None:
-            configs[name] = config
+        return
+    others = [other for other in model.peft_config if other != name]
+    with replaced(model, "save_pretrained", partial(model.save_pretrained, selected_adapters=others)):
+        yield
 
 
 @contextmanager
