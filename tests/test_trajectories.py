@@ -96,16 +96,17 @@ class TestSplit:
             ([True, False], False),
             ([None, None], None),
             ([None, False], False),
+            ([False, False, False], False),
         ],
     )
     def test_several_answers_went_well_if_all_did(self, known, satisfied):
         messages = [
-            tool(ToolResult("x", satisfied=k, info={"wish": f"w{i}"} if k is False else {}))
+            tool(ToolResult("x", satisfied=k, info={"wish": f"w{i // 2}"} if k is False else {}))
             for i, k in enumerate(known)
         ]
         state = next_state_of(messages)
         assert state.satisfied is satisfied
-        assert ("wish" in state.info) is (False in known)
+        assert state.info.get("wish") == {0: None, 1: "w0", 3: "w0\nw1"}[known.count(False)]
 
     @pytest.mark.parametrize("content", [[1, 2], ["a"], [None], 3, {"a": 1}])
     def test_other_content_is_shown_as_text(self, content):

@@ -48,9 +48,10 @@ def test_other_scores_are_refused(score):
         Vote(score)
 
 
-def test_a_score_excludes_a_failure():
+@pytest.mark.parametrize("score", [1, 0, -1])
+def test_a_score_excludes_a_failure(score):
     with pytest.raises(ValueError, match="failure"):
-        Vote(1, failure="timeout")
+        Vote(score, failure="timeout")
 
 
 def test_reply_is_what_the_assistant_said():
@@ -73,7 +74,7 @@ def test_message_text_names_what_is_no_text():
 
 def test_a_vote_keeps_only_the_head_of_a_long_answer():
     assert Vote(raw="ab" * 5000).raw == "ab" * 5000
-    assert Vote(raw="ab" * 5001).raw == "ab" * 5000
+    assert Vote(raw="ab" * 5000 + "cut").raw == "ab" * 5000
 
 
 @pytest.mark.parametrize(
