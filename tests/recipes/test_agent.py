@@ -242,6 +242,7 @@ def test_opening_that_is_not_there_or_no_list(refused, tmp_path):
     assert "`opening: nowhere.json` cannot be read" in refused("--opening", "nowhere.json")
     for text, words in (
         ('{"role": "system"}', "must hold a list of messages"),
+        ("{}", "must hold a list of messages"),
         ('["You are an agent."]', "must hold a list of messages"),
         ('[{"role": "system"', "cannot be read"),
     ):
