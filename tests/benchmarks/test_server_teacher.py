@@ -1,11 +1,16 @@
 """The benchmark of a teacher on a server: it runs, and its last line is JSON."""
 
+import re
+
+import pytest
 from benchmark_script import run_plain_script
 
 
 def test_runs_and_ends_in_json():
     printed, result = run_plain_script(
-        "python benchmarks/server_teacher.py", "--rows 6 --prompt 60 --completion 10 --topk 2 --rounds 1 --token-ms 0.2"
+        "python benchmarks/server_teacher.py", "--rows 6 --prompt 60 --completion 10 --topk 2 --rounds 1 --token-ms 1"
     )
-    assert "420 tokens" in printed
+    seconds, alone = map(float, re.search(r"420 tokens: ([\d.]+) s, of the server alone ([\d.]+) s", printed).groups())
+    assert alone >= 0.42
     assert list(result) == ["added_over_server"]
+    assert result["added_over_server"] + 1 == pytest.approx(seconds / alone, rel=0.03)

@@ -20,9 +20,13 @@ def test_each_rank_asks_for_its_own_rows_and_one_of_them_checks(tmp_path):
             launch_script("server_ranks.py", tmp_path, server.base_url)
             == [{"error": None, "steps": 2, "max_length": 511}] * 2
         )
-        keys = [headers["authorization"] for headers in server.headers]
+    keys = [headers["authorization"] for headers in server.headers]
     assert keys.count("Bearer rank1") == 2  # a batch each
     assert keys.count("Bearer rank0") == 3  # and the check
+    rows = {key: set() for key in keys}
+    for key, request in zip(keys, server.requests, strict=True):
+        rows[key] |= set(map(tuple, request["prompt"]))
+    assert rows["Bearer rank0"].isdisjoint(rows["Bearer rank1"])
 
 
 def test_both_stop_with_one_message_when_the_server_fails_one(tmp_path):

@@ -124,7 +124,12 @@ def test_a_tool_that_hangs_is_cut_and_the_next_reset_starts_anew(environment):
 
 
 def test_the_children_of_a_tool_that_hangs_go_with_it(environment):
-    impatient(environment, 2).misbehave("hang with a child")
+    was_there = False
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(impatient(environment, 4).misbehave, "hang with a child")
+        while not asked.done():
+            was_there |= not gone("child-of-counter", seconds=0.05)
+    assert was_there
     assert gone("child-of-counter")
 
 

@@ -22,6 +22,21 @@ def test_pieces_come_as_the_engine_gives_them(gateway, stub):
     assert min(gaps) > 0.1
 
 
+def test_small_pieces_are_sent_at_once(gateway, stub):
+    """Else each piece waits for the client to confirm the one before, some 40 ms on a connection that is not new."""
+    stub.pieces, stub.pause = 3, 0.005
+    connection = open_connection(gateway)
+    waits = []
+    for _ in range(20):
+        send(connection, stream=True)
+        came = []
+        while len(came) < 6:  # the role, three words, the end, and that it was the end
+            came += [time.monotonic()] * connection.recv(65536).count(b"data: ")
+        waits.append(came[1] - came[0])
+    connection.close()
+    assert sorted(waits)[10] < 0.02
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_whoever_has_a_reply_finds_it_in_the_store(gateway, stream):
     """Also at the very moment of its last bytes, and whatever happens to the gateway then."""
@@ -38,12 +53,21 @@ def test_whoever_has_a_reply_finds_it_in_the_store(gateway, stream):
             assert found.reply["content"] == f"stub: n{place}"
 
 
-def open_request(gateway, **fields):
+def open_connection(gateway):
+    return socket.create_connection(("127.0.0.1", gateway.port), timeout=20)
+
+
+def send(connection, **fields):
     """A request whose answer is read by hand."""
-    connection = socket.create_connection(("127.0.0.1", gateway.port), timeout=20)
     body = json.dumps({"model": "stub", "messages": MESSAGES, **fields}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+
+def open_request(gateway, **fields):
+    """The same on a connection of its own."""
+    connection = open_connection(gateway)
+    send(connection, **fields)
     return connection
 
 

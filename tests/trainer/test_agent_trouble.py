@@ -1,5 +1,6 @@
 """Whatever a policy samples, a tool answers or a rollout leaves behind: training goes on, and nothing is made up."""
 
+import copy
 import json
 import threading
 
@@ -11,7 +12,7 @@ from datasets import Dataset
 from trainer_harness import batches_of, logged, moved, snapshot
 
 from trl_openclaw import CombineTrainer, NextState, Verdict, Vote
-from trl_openclaw.trajectories import UNANSWERED_CALL
+from trl_openclaw.trajectories import UNANSWERED_CALL, UNREAD_CALL
 from trl_openclaw.types import ToolResult
 
 DONE = "4<|im_end|>"
@@ -68,6 +69,21 @@ class TestWhatIsSampled:
         assert all(moved(trainer.model, before).values())
         assert logged(trainer, "turns/unmatched") == [0.0]
 
+    @pytest.mark.parametrize(("depth", "is_call"), [(40, True), (60, False)])
+    def test_what_nests_too_deep_is_no_call(self, tmp_path, depth, is_call):
+        _, seen = judged(tmp_path, [tool_call(f'{{"x": {"[" * depth}{"]" * depth}}}'), DONE])
+        assert (seen[0].next_state.text == UNREAD_CALL) is not is_call
+
+    @pytest.mark.parametrize("transform", [{}, {"transform": {"type": "function", "name": "double"}}])
+    def test_calls_of_another_form_are_texts(self, tmp_path, transform):
+        """A tokenizer's own response template may give calls that pass TRL's check and that its loop cannot read."""
+        trainer = agent_trainer(tmp_path, config={"log_completions": True})
+        template = trainer.tokenizer.response_template = copy.deepcopy(trainer.tokenizer.response_template)
+        del template["fields"]["tool_calls"]["transform"]
+        template["fields"]["tool_calls"] |= transform
+        trainer.train()
+        assert [feedback.turn.next_state.text for feedback in trainer.feedback.last] == [UNREAD_CALL] * 4
+
     def test_the_table_holds_calls_and_answers_of_every_kind(self, tmp_path):
         def some(x: int) -> list:
             """Give parts, or text.
@@ -113,12 +129,13 @@ class TestWhatIsSampled:
 
 
 class TestWhatToolsAnswer:
-    @pytest.mark.parametrize("answer", [
-        None, b"\xff", [1, 2], ["a"], [None], [{"text": "no type"}], [{"type": "text", "text": 5}],
-        [{"type": "text", "text": "\ud83d"}], "\ud83d", {"a": {1, 2}}, "", ToolResult("\ud800x", satisfied=True),
-        ToolResult("x", info={"lock": threading.Lock()}),
+    @pytest.mark.parametrize(("answer", "shown"), [
+        (None, "None"), (b"\xff", r"b'\xff'"), ([1, 2], "[1, 2]"), (["a"], "['a']"), ([None], "[None]"), ("", ""),
+        ([{"text": "no type"}], "[{'text': 'no type'}]"), ([{"type": "text", "text": "\ud83d"}], "?"),
+        ([{"type": "text", "text": 5}], "[{'type': 'text', 'text': 5}]"), ("\ud83d", "?"), ({"a": {1}}, "{'a': {1}}"),
+        (ToolResult("\ud800x", satisfied=True), "?x"), (ToolResult("x", info={"lock": threading.Lock()}), "x"),
     ], ids=repr)  # fmt: skip
-    def test_anything(self, tmp_path, answer):
+    def test_anything(self, tmp_path, answer, shown):
         def give(x: int):
             """Give it.
 
@@ -130,12 +147,20 @@ class TestWhatToolsAnswer:
         trainer, seen = judged(tmp_path, [call(2, "give"), DONE], tools=[give], config={"log_completions": True})
         assert len(seen) == 8
         assert logged(trainer, "hint/accepted") == [1.0]
-        assert seen[0].next_state.role == "tool"
+        assert logged(trainer, "tools/failure_frequency") == [0.0]
+        assert (seen[0].next_state.role, seen[0].next_state.text) == ("tool", shown)
 
     @pytest.mark.parametrize(
-        "error", [SystemExit(1), RuntimeError("\ud800"), RecursionError(), MemoryError()], ids=repr
+        ("error", "said"),
+        [
+            (SystemExit(1), "SystemExit: 1"),
+            (RuntimeError("\ud800"), "?"),
+            (RecursionError(), "RecursionError"),
+            (MemoryError("full"), "full"),
+        ],
+        ids=repr,
     )
-    def test_a_tool_that_raises(self, tmp_path, error):
+    def test_a_tool_that_raises(self, tmp_path, error, said):
         def fail(x: int) -> str:
             """Fail.
 
@@ -145,12 +170,16 @@ class TestWhatToolsAnswer:
             raise error
 
         trainer, seen = judged(tmp_path, [call(2, "fail"), DONE], tools=[fail])
-        assert "error" in seen[0].next_state.text
+        assert seen[0].next_state.text == str({"error": said})
         assert logged(trainer, "tools/failure_frequency") == [1.0]
 
     def test_halves_of_emoji_come_back_as_question_marks(self, tmp_path):
         _, seen = judged(tmp_path, [tool_call('{"x": "a\\ud83d"}', '"echo"'), DONE], tools=[echo])
         assert seen[0].next_state.text == "a?"
+
+    def test_so_do_those_in_the_names_of_arguments(self, tmp_path):
+        _, seen = judged(tmp_path, [tool_call('{"\\ud83d": 2}', '"echo"'), DONE], tools=[echo])
+        assert seen[0].completion[0]["tool_calls"][0]["function"]["arguments"] == {"?": 2}
 
 
 class TestColumnsOfADataset:

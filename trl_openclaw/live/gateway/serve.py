@@ -102,7 +102,8 @@ def listen(host: str, port: int) -> socket.socket:
         ValueError: In one line, when that cannot be.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
+    # asyncio sends small pieces at once on connections that say they are TCP's, and those inherit it from here.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
