@@ -102,7 +102,6 @@ def test_killed_while_a_version_is_rejected(runs, point):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="known fault: with teacher='ema' a checkpoint's adapter file also holds the teacher's copy")
 @pytest.mark.parametrize("point", ["gradients there", "checkpoint half written", "checkpoint marked"])
 def test_the_moving_average_goes_on_too(runs, point):
     found = runs("average", "never", "gradients there", "checkpoint half written", "checkpoint marked")
