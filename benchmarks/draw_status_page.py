@@ -35,7 +35,7 @@ from trl_openclaw.live.engines import Delta, EngineRequest
 from trl_openclaw.live.gateway.app import create_app
 from trl_openclaw.live.gateway.serve import listen
 from trl_openclaw.live.status import status_router
-from trl_openclaw.live.store import Store
+from trl_openclaw.live.store import STORE_FILE, Store
 
 SIZE = (1360, 880)
 SCALE = 1.5
@@ -157,9 +157,9 @@ def main() -> None:
     parser.add_argument("--session", help="the conversation to show; by default the newest that was trained")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        path = Path(made) / "store.db"
+        path = Path(made) / STORE_FILE
         if args.live_dir is not None:
-            copy_store(args.live_dir / "store.db", path)
+            copy_store(args.live_dir / STORE_FILE, path)
         store = Store(path)
         if args.live_dir is None:
             fill(store, START)

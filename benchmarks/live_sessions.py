@@ -34,7 +34,7 @@ from trl_openclaw.live.canonical import turn_hashes
 from trl_openclaw.live.records import NewTurn
 from trl_openclaw.live.sessions import attach, match
 from trl_openclaw.live.side_traffic import side_reason
-from trl_openclaw.live.store import Store
+from trl_openclaw.live.store import STORE_FILE, Store
 
 _TOKENS = 200  # of a prompt, and of a reply
 
@@ -95,7 +95,7 @@ def run(folder: Path, turns: int, sessions: int, after_turn: Callable[[int], Non
     Returns:
         The store, and the seconds of each turn.
     """
-    store = Store(folder / "store.db")
+    store = Store(folder / STORE_FILE)
     order = [i % sessions for i in range(turns)]
     random.Random(0).shuffle(order)
     places = [0] * sessions

@@ -26,7 +26,7 @@ import openai
 from trl_openclaw import PERSONAS
 from trl_openclaw.errors import UnknownTurnError
 from trl_openclaw.live.records import DEFAULT_USER
-from trl_openclaw.live.store import Store
+from trl_openclaw.live.store import STORE_FILE, Store
 
 from .person import Person, Session
 from .services import ROOT, Narrator, Service, gateway, learner
@@ -138,7 +138,7 @@ def summarize(
     before: Sequence[Session], talked: Sequence[Session], after: Sequence[Session], folder: Path
 ) -> dict[str, Any]:
     """What came of it, from the client's side and, for versions and lost turns, from the store."""
-    store = Store(folder / "store.db")
+    store = Store(folder / STORE_FILE)
     everything = [*before, *talked, *after]
     published = [
         version for version in store.versions(DEFAULT_USER) if any(e.event == "published" for e in version.events)

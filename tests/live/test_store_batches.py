@@ -189,6 +189,18 @@ def test_token_scores_come_back(store):
         store.token_scores(turn.turn_id, "bob")
 
 
+def test_scores_are_those_of_the_later_batch_also_when_the_clock_went_back(tmp_path):
+    now = iter(range(1000, 0, -1))
+    store = Store(tmp_path / "store.db", clock=lambda: float(next(now)))
+    turn = ready_turn(store)
+    for place in range(2):
+        batch = store.claim("default", 1, 0)
+        store.add_token_scores(batch.batch_id, {turn.turn_id: TokenScores([0.0], [0.0], [float(place)], [[]], ["a"])})
+        store.end_batch(batch.batch_id, "released")
+    assert store.token_scores(turn.turn_id).advantages == (1.0,)
+    assert store.scored_batches(batch.turns) == {turn.turn_id: batch.batch_id}
+
+
 CLAIMER = """
 import json, random, sys, time
 from pathlib import Path

@@ -72,9 +72,7 @@ class Pages(Database):
         with self._read() as connection:
             for turn in turns:
                 row = connection.execute(
-                    "SELECT s.batch_id FROM token_scores s JOIN batches b USING (batch_id) WHERE s.turn = ? "
-                    "ORDER BY b.created DESC, b.batch_id LIMIT 1",
-                    (turn.number,),
+                    "SELECT batch_id FROM token_scores WHERE turn = ? ORDER BY number DESC LIMIT 1", (turn.number,)
                 ).fetchone()
                 if row is not None:
                     found[turn.turn_id] = row["batch_id"]
