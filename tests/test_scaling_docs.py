@@ -1,42 +1,77 @@
 """docs/scaling.md: its commands are a recipe's with options of the launcher; its table is what its bytes come to."""
 
+import argparse
 import re
 import shlex
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+import yaml
 from accelerate.commands.launch import launch_command_parser
-from test_readme import COMMANDS, blocks, commands
+from test_readme import COMMANDS, README, blocks, unknown_commands
 
 from trl_openclaw import OPDConfig
+from trl_openclaw.trainer.inputs import check_size
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 SIZES = (1.7, 4, 8, 32)
 
 
-def test_each_command_is_one_that_a_test_runs_with_a_config_of_ours():
-    launched = [command for command in commands(TEXT) if command not in COMMANDS]
-    assert len(launched) == 4
-    for command in launched:
-        _, _, *given = shlex.split(command)
-        args = launch_command_parser().parse_args(given)
-        assert (ROOT / args.config_file).is_file()
-        plain = shlex.join(["accelerate", "launch", args.training_script, *args.training_script_args])
-        assert plain in COMMANDS
+def launched(text: str) -> list[argparse.Namespace]:
+    """The commands for `accelerate launch` in a text, as the launcher reads them."""
+    lines = (line for line in text.replace("\\\n", " ").splitlines() if line.startswith("accelerate launch"))
+    return [launch_command_parser().parse_args(shlex.split(line)[2:]) for line in lines]
 
 
-def test_the_commands_for_vllm_are_those_with_settings_of_ours():
-    joined = "\n".join(blocks(TEXT, "text")).replace("\\\n", " ").splitlines()
-    found = [shlex.split(line) for line in joined if line.startswith("accelerate launch")]
-    assert len(found) == 2
-    for command in found:
-        end = command.index("--use_vllm")
-        args = launch_command_parser().parse_args(command[2:end])
-        assert (ROOT / args.config_file).is_file()
-        assert shlex.join(["accelerate", "launch", args.training_script, *args.training_script_args]) in COMMANDS
-        settings = {name.removeprefix("--") for name in command[end:] if name.startswith("--")}
-        assert settings <= {field.name for field in fields(OPDConfig)}
+def options(words: list[str]) -> dict[str, str]:
+    """`--name value` pairs by their names."""
+    return dict(zip((name.removeprefix("--") for name in words[::2]), words[1::2], strict=True))
+
+
+SHOWN = launched("\n".join(blocks(TEXT, "bash", "text")))
+PER_STEP = 16
+"""Prompts a step, in the recipes and in all of the commands."""
+
+
+@pytest.mark.parametrize("args", SHOWN, ids=lambda args: f"{Path(args.config_file).stem} {args.num_processes}")
+def test_each_command_is_one_that_a_test_runs_with_a_config_of_ours(args):
+    assert (ROOT / args.config_file).is_file()
+    option, config, *given = args.training_script_args
+    assert shlex.join(["accelerate", "launch", args.training_script, option, config]) in COMMANDS
+    settings = options(given)
+    assert settings.keys() <= {field.name for field in fields(OPDConfig)}
+    assert prompts_per_step(args.num_processes or 1, config, settings) == PER_STEP
+
+
+def test_a_test_runs_each_other_command():
+    assert [command for command in unknown_commands(TEXT) if not command.startswith("accelerate launch")] == []
+
+
+def test_the_command_of_the_readme_for_two_gpus_fits_too():
+    (given,) = re.findall(r"`--accelerate_config multi_gpu ([^`]+)`", README.read_text())
+    settings = options(given.split())
+    processes = int(settings.pop("num_processes"))
+    assert prompts_per_step(processes, "recipes/configs/combine.yaml", settings) == PER_STEP
+
+
+def prompts_per_step(processes: int, config: str, settings: dict[str, str]) -> int:
+    """How many prompts a recipe's config takes at a time, in so many processes, if it has enough of them."""
+    known = yaml.safe_load((ROOT / config).read_text())
+    rows, steps = (
+        int(settings.get(name, known[name])) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
+    args = OPDConfig(
+        "unused",
+        per_device_train_batch_size=processes * rows,  # by one process, which is all that there is here
+        gradient_accumulation_steps=steps,
+        num_generations=known["num_generations"],
+        bf16=False,
+        use_cpu=True,
+    )
+    check_size((ROOT / known["dataset_name"] / "train.jsonl").read_text().splitlines(), args)
+    return args.generation_batch_size // args.num_generations
 
 
 def test_every_config_is_named_and_exists():
