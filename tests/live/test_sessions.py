@@ -267,7 +267,7 @@ def test_histories_without_news_are_no_feedback(store):
 
 def test_side_traffic_says_nothing_about_the_reply_before_it(store):
     one, _ = chat(store, [user("Hi")], "Hello.")
-    ping = [user("Hi"), assistant("Hello."), user("HEARTBEAT: anything to do?")]
+    ping = [user("Hi"), assistant("Hello."), user("If nothing needs attention, reply HEARTBEAT_OK.")]
     side, found = chat(store, ping, "HEARTBEAT_OK")
     assert store.show(None, side).state == "side"
     assert (found.parent, found.session_id, found.answered) == (one, one, None)

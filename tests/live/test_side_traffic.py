@@ -48,7 +48,31 @@ TALK = [user("How do I keep herbs fresh?"), assistant("In water.")]
         ("resume", [*TALK, user("[System: this conversation has been restored]")]),
         ("notice", [*TALK, user("<system-reminder>\nThe date is new.\n</system-reminder>")]),
         ("notice", [*TALK, user("System: [10:00] The gateway was restarted.")]),
+        ("notice", [*TALK, user("System: [10:00] Node connected.\nSystem (untrusted): [10:01] Exec failed.")]),
+        ("notice", [*TALK, user("System: [10:00] Exec completed.\n\nAn async command you ran earlier has completed.")]),
+        ("notice", [*TALK, user("<system-reminder>A</system-reminder>\n<system-reminder>B</system-reminder>")]),
+        (
+            "ping",
+            [*TALK, user("System: [10:00] Milk.\n\nA scheduled reminder has been triggered. Its content is: Milk")],
+        ),
+        (
+            "resume",
+            [*TALK, user("This session is being continued from a previous conversation that ran out of context. A")],
+        ),
+        ("resume", [*TALK, user("[Request interrupted by user for tool use]")]),
+        ("tool error", [*TALK, {"role": "tool", "content": "[Tool execution was interrupted]"}]),
         ("tool error", [*TALK, {"role": "tool", "content": "missing tool result in history; synthetic error result"}]),
+        (
+            "tool error",
+            [
+                *TALK,
+                {
+                    "role": "tool",
+                    "content": "[openclaw] missing tool result in session history; inserted synthetic error result for "
+                    "transcript repair.",
+                },
+            ],
+        ),
         (
             "resume",
             [
@@ -87,6 +111,22 @@ def test_what_clients_ask_on_their_own_account(reason, messages):
         [*TALK, {"role": "tool", "content": "ping"}],
         [*TALK, {"role": "tool", "content": "aborted: the tool call was cancelled by the tests, see above"}],
         [*TALK, user("### Task:\nRefactor this function.")],
+        [*TALK, user("Generate a good title for the following thread on X")],
+        [*TALK, user("Your task is to create a detailed summary of this paper.")],
+        [*TALK, user("Read HEARTBEAT.md and tell me what is wrong with it.")],
+        [*TALK, user("Why did you not reply HEARTBEAT_OK?")],
+        [*TALK, user("Heartbeat monitor code is broken, fix it")],
+        [*TALK, user("Scheduled task runner fails, why?")],
+        [*TALK, user("This session was interrupted by my cat, sorry. No, that is wrong: use tabs.")],
+        [*TALK, user("Your conversation was interrupted; the answer was wrong")],
+        [*TALK, user("[Note: the session was restored]\nNo, that is wrong: use tabs.")],
+        [*TALK, user("[Request interrupted by user]\nNo, use tabs.")],
+        [*TALK, user("System: [10:00] Node connected.\n\nNo, use tabs.")],
+        [*TALK, user("<system-reminder>A</system-reminder>\nUse tabs.\n<system-reminder>B</system-reminder>")],
+        [*TALK, {"role": "tool", "content": "AssertionError: the synthetic result does not match"}],
+        [*TALK, {"role": "tool", "content": "rows of synthetic results: 12"}],
+        [*TALK, {"role": "tool", "content": "missing tool result file"}],
+        [*TALK, {"role": "tool", "content": "Tool call aborted after 3 of 5 tests failed"}],
         [*TALK, user([{"type": "image_url", "image_url": {"url": "data:"}}])],
         [*TALK, user(None)],
     ],
@@ -130,5 +170,9 @@ def test_hostile_texts_take_no_longer_than_plain_ones():
         "generate " * (size // 9),
         "create a title " * (size // 15),
         "[[" * size,
+        "system: [" * (size // 9),
+        "system: [\n" * (size // 10) + "a",
+        "<system-reminder>" * (size // 17),
+        "<system-reminder></system-reminder>\n" * (size // 36) + "a",
     ):
         assert seconds(hostile) < 20 * plain

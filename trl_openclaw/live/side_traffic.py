@@ -19,11 +19,11 @@ _READ_CHARS = 2000  # what a message is starts at its head
 _REQUESTS = {
     "title": (
         r"^(?:### ?task:\s*)?(?:please )?(?:generate|create|write|provide|come up with)\b[^\n]{0,60}\btitle\b"
-        r"[^\n]{0,80}\b(?:the|this|following|our) (?:chat|conversation|thread|session|dialogue)"
+        r"[^\n]{0,80}\b(?:the|this|following|our) (?:chat|conversation|thread|session|dialogue)\b(?! (?:on|about|of)\b)"
     ),
     "summary": (
-        r"\byour task is to create a (?:detailed|concise|comprehensive) summary of\b"
-        r"|^(?:please )?(?:provide|create|write) a (?:detailed )?(?:summary|prompt) (?:of|for continuing) "
+        r"\byour task is to create a (?:detailed|concise|comprehensive) summary of (?:the|this|our) conversation\b"
+        r"|^(?:please )?provide a detailed (?:summary|prompt) (?:of|for continuing) "
         r"(?:the|this|our) (?:conversation|session) (?:so far|above)"
         r"|^you are performing a context checkpoint compaction"
         r"|^progressively summarize the lines of conversation"
@@ -34,25 +34,35 @@ _INSTRUCTIONS = {
     "title": r"^you are a title generator|\bgenerates? (?:short |brief )*titles? for (?:chats|conversations|threads)",
     "summary": r"\btasked with summarizing conversations|\bsummarizes internal chat history",
 }
-# What stands in a conversation without a person having written it.
+# What stands in a conversation without a person having written it. Taken whole where a client could put it in front of
+# what a person says, and in the client's own words where a person could begin with the same ones.
+_EVENT = r"(?:system(?: \(untrusted\))?: ?\[[^\n]*(?:\n\s*|$))"  # a line of what OpenClaw noticed meanwhile
+_INTERRUPTED = r"^\[request interrupted by user(?: for tool use)?\]$"
 _AUTOMATIC = {
     "ping": (
-        r"^\[?heartbeat\b|^read heartbeat\.md|\b(?:reply|respond)(?: with)?(?: exactly)? heartbeat_ok|^\[cron[:\]]"
-        r"|^\[?scheduled (?:ping|check|task|reminder)\b|^ping[.!]?$"
+        r"^read heartbeat\.md if it exists\b|^\[?heartbeat[\].!]?$|^ping[.!]?$"
+        r"|\bif nothing needs attention, (?:reply|respond)(?: with)?(?: exactly)? heartbeat_ok\b"
+        r"|^\[(?:cron|scheduled (?:ping|check|task|reminder))(?::[^\]\n]*)?\]"
+        rf"|^{_EVENT}*a scheduled (?:reminder has been|cron event was) triggered\b"
     ),
     "resume": (
-        r"^\[?(?:system: ?)?(?:note: ?)?(?:the|your|this) (?:session|conversation) (?:was|has been|is being) "
-        r"(?:resumed|continued|restored|restarted|interrupted)\b"
-        r"|^\[?(?:session|conversation) (?:resumed|restored|restarted)\b"
-        r"|^\[request interrupted by user"
+        r"^\[(?:system: ?)?(?:note: ?)?(?:(?:the|your|this) )?(?:session|conversation) (?:(?:was|has been|is being) )?"
+        r"(?:resumed|continued|restored|restarted|interrupted)\b[^\]]*\]$"
+        r"|^(?:the )?(?:session|conversation) (?:(?:was|has been) )?(?:resumed|restored|restarted)"
+        r"(?: after an interruption)?[.:]?(?: continue(?: where you left off)?[.]?)?$"
+        r"|^this session is being continued from a previous conversation that ran out of context\b"
+        rf"|{_INTERRUPTED}"
     ),
-    "notice": r"^system: ?\[|^<(system-reminder|task-notification|environment_context)>[\s\S]*</\1>$",
+    "notice": (
+        rf"^{_EVENT}+$|^{_EVENT}*an async command you ran earlier (?:has )?completed\b"
+        r"|^(?:<(system-reminder|task-notification|environment_context)>(?:(?!</\1>)[\s\S])*</\1>\s*)+$"
+    ),
 }
 _TOOL_ERRORS = {
     "tool error": (
-        r"synthetic (?:tool |error )*(?:result|error)|^\W*(?:\w+\W+)?missing tool result"
-        r"|^\[request interrupted by user"
-        r"|^\W*tool (?:call|use|execution) (?:was |has been )?(?:interrupted|aborted|cancell?ed|skipped)\b"
+        r"^(?:\[[\w-]+\] )?missing tool result in (?:session )?history; (?:inserted )?synthetic error result\b"
+        r"|^\[?tool (?:call|use|execution) (?:(?:was|has been) )?(?:interrupted|aborted|cancell?ed|skipped)[.\]]*$"
+        rf"|{_INTERRUPTED}"
     ),
 }
 
