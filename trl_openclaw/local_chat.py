@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase, StoppingCriteriaList
 
-# The random state belongs to the process: two generations at once, of any models, would restore it over each other.
+# The random state belongs to the process: two generations at once, of any models, would restore it over each other. Nor
+# is an engine of vLLM made for two threads.
 _GENERATING = threading.Lock()
 
 GATHER_SECONDS = 0.01
@@ -205,7 +206,10 @@ class LocalChat:
         if not fitting:
             return drafts
         rooms = [min(batch[0].max_tokens, window - len(prompts[index])) for index in fitting]
-        answers = self._answer(batch, [prompts[index] for index in fitting], rooms)
+        with _GENERATING:
+            if _is_abandoned(batch):  # before its turn came: the model may be training by now
+                return [ChatError("error", "nobody waits for the answer any more") for _ in prompts]
+            answers = self._answer(batch, [prompts[index] for index in fitting], rooms)
         for index, draft in zip(fitting, answers, strict=True):
             drafts[index] = draft
         return drafts
@@ -220,11 +224,8 @@ class LocalChat:
 
         model, tokenizer = self._load()
         ends = end_ids(model, tokenizer)
-        with _GENERATING:
-            if _is_abandoned(batch):  # before its turn came: the model may be training by now
-                return [ChatError("error", "nobody waits for the answer any more") for _ in prompts]
-            with torch.no_grad(), _in_eval(model), self._own_randomness(model):
-                outputs = _run(model, prompts, max(rooms), batch[0].temperature, ends, _until_abandoned(batch))
+        with torch.no_grad(), _in_eval(model), self._own_randomness(model):
+            outputs = _run(model, prompts, max(rooms), batch[0].temperature, ends, _until_abandoned(batch))
         drafts = []
         for room, ids in zip(rooms, outputs, strict=True):
             stop = next((at for at, token in enumerate(ids[:room]) if token in ends), None)

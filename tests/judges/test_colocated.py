@@ -3,6 +3,8 @@
 import asyncio
 import re
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -66,6 +68,29 @@ def test_asks_the_engine_with_ids_and_its_own_seeds():
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert [(one.max_tokens, one.temperature) for one in params] == [(7, 0.5)] * 2
     assert params[0].seed != params[1].seed
+
+
+def test_an_engine_is_asked_by_one_thread_at_a_time():
+    class Slow(Engine):
+        inside = threading.Semaphore(1)
+
+        def generate(self, *args, **kwargs):
+            assert self.inside.acquire(blocking=False), "`vllm.LLM` is not made for two threads"
+            time.sleep(0.2)
+            self.inside.release()
+            return super().generate(*args, **kwargs)
+
+    judges = [ColocatedJudge(), ColocatedJudge()]
+    engine = Slow()
+    for judge in judges:
+        judge.client.engine = engine
+
+    async def ask():
+        question = [{"role": "user", "content": "hi"}]
+        return await asyncio.gather(*[judge.client.complete(question, max_tokens=7) for judge in judges])
+
+    assert [reply.text for reply in asyncio.run(ask())] == ["Shorter."] * 2
+    assert len(engine.calls) == 2
 
 
 def test_an_answer_that_was_cut_is_asked_for_with_more_room():
