@@ -128,6 +128,58 @@ def test_a_version_that_is_published_again_is_no_longer_old(store):
     assert [store.show(None, name).lag for name in (turn, late)] == [0, 1]
 
 
+def load_failed(store, *names):
+    for name in names:
+        store.add_version_event("default", name, "load_failed", {"error": "rank 64 is too large"})
+
+
+def test_a_version_that_cannot_be_loaded_is_published_no_longer(store):
+    publish(store, "v000001")
+    turn = ready_turn(store, model_version="v000001").turn_id
+    for name in ("v000002", "v000003", "v000004", "v000005", "v000006"):
+        publish(store, name)
+        load_failed(store, name)
+    assert store.published_version("default") == "v000001"
+    assert [info.version for info in store.versions("default") if info.published] == ["v000001"]
+    assert store.show(None, turn).lag == 0
+    assert store.ready_count("default", 0) == 1
+    assert store.publish("default", "v000003")  # it is news: somebody has mended the engine
+    assert store.published_version("default") == "v000003"
+    assert store.show(None, turn).lag == 1
+
+
+def test_a_version_that_was_rolled_back_does_not_come_back_by_itself(store):
+    publish(store, "v000001", "v000002")
+    store.roll_back("default")
+    load_failed(store, "v000001")
+    assert store.published_version("default") == "base"
+
+
+def test_rolling_back_passes_over_what_cannot_be_loaded(store):
+    publish(store, "v000001", "v000002")
+    store.add_version("default", "v000003", "v000002", "/adapters/v000003")
+    store.publish("default", "v000003")
+    load_failed(store, "v000002")
+    assert store.published_version("default") == "v000003"
+    assert store.roll_back("default") == "v000001"
+
+
+def test_a_store_of_the_first_schema_learns_what_was_undone(store):
+    publish(store, "v000001", "v000002")
+    load_failed(store, "v000002")
+    turn = ready_turn(store, model_version="v000001").turn_id
+    with store._write() as connection:
+        (sql,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'turn_states'").fetchone()
+        connection.execute("DROP VIEW turn_states")
+        connection.execute("DROP VIEW publications")
+        connection.execute(sql.replace("FROM publications p", "FROM version_events p"))
+        connection.execute("PRAGMA user_version = 1")
+    assert store.show(None, turn).lag == 2
+    again = Store(store.path)
+    assert again.show(None, turn).lag == 0
+    assert again.published_version("default") == "v000001"
+
+
 def test_versions_and_what_happened_to_them(store):
     assert store.published_version("default") == "base"
     assert store.next_version("default") == "v000001"

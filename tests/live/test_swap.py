@@ -10,6 +10,7 @@ import pytest
 from live.gateway_harness import publish, run, save_adapter_stub, serving_stub, wait_for
 
 from trl_openclaw.live.gateway.auth import Keys
+from trl_openclaw.live.store import Store
 
 SWAPS = 200
 BURSTS = 10
@@ -163,9 +164,35 @@ def test_a_version_that_cannot_be_loaded(gateway, stub, tmp_path, reason):
     wait_for(lambda: "load_failed" in events())
     time.sleep(0.6)  # a few more looks into the store
     assert events().count("load_failed") == 1
+    assert gateway.gateway.versions.problem("default") == problem  # said until another version is there
+    assert gateway.store.published_version("default") == "v000001"
     publish(gateway.store, tmp_path, "v000003", parent="v000001")
     wait_for(lambda: current(gateway) == "v000003")
     assert gateway.gateway.versions.problem("default") is None
+
+
+def test_versions_that_cannot_be_loaded_make_no_turn_older(gateway, stub, tmp_path):
+    for place in range(1, 6):
+        stub.refuses.add(f"default-{version(place)}")
+        publish(gateway.store, tmp_path, version(place), parent=version(place - 1) if place > 1 else "base")
+        wait_for(lambda place=place: (gateway.gateway.versions.problem("default") or "").startswith(version(place)))
+    assert gateway.ask("x").system_fingerprint == gateway.store.published_version("default") == "base"
+    assert wait_for(gateway.turns)[0].lag == 0
+    stub.refuses.clear()
+    assert gateway.store.publish("default", version(5))  # news
+    wait_for(lambda: current(gateway) == version(5), seconds=5)
+
+
+def test_a_gateway_that_starts_serves_the_last_version_that_can_be_loaded(tmp_path, stub):
+    stub.refuses |= {"default-v000002", "default-v000003"}
+    store = Store(tmp_path / "store.db")
+    for place in (1, 2, 3):
+        publish(store, tmp_path, version(place), parent="base")
+    with serving_stub(tmp_path, stub) as gateway:
+        wait_for(lambda: current(gateway) == "v000001")
+        assert gateway.ask("x").choices[0].message.content == "default-v000001: x"
+        assert gateway.gateway.versions.problem("default") is None
+    assert store.published_version("default") == "v000001"
 
 
 def test_an_engine_that_is_down_for_a_moment_gets_the_version_later(gateway, stub, tmp_path):

@@ -51,6 +51,20 @@ def test_roll_back(store, capsys):
     assert "rolled back" in capsys.readouterr().out
 
 
+def test_what_cannot_be_loaded_does_not_answer(store, capsys):
+    store.add_version_event("default", "v000002", "load_failed", {"error": "rank 64 is too large"})
+    assert run(store, "list") == 0
+    out = capsys.readouterr().out
+    assert "v000001  from base  1970-01-01 00:00 UTC  answers now" in out
+    assert "v000002  from v000001  1970-01-01 00:00 UTC  cannot be loaded" in out
+    assert "    load failed: rank 64 is too large" in out
+    store.add_version_event("default", "v000001", "load_failed", {"error": "so is rank 32"})
+    run(store, "list")
+    out = capsys.readouterr().out
+    assert "answers now" not in out
+    assert out.endswith("\nThe base model answers.\n")
+
+
 def test_publish(store, capsys):
     assert run(store, "publish", "v000003") == 0
     assert run(store, "publish", "v000003") == 0

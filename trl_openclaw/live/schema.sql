@@ -180,7 +180,19 @@ LEFT JOIN verdicts h ON h.number = (
     WHERE turn = t.number AND (source = 'edit' OR hints <> '[]') ORDER BY source, number DESC LIMIT 1
 );
 
-CREATE VIEW IF NOT EXISTS turn_states AS
+-- The publications that stand. One is undone when its version is rolled back afterwards, or cannot be loaded: then the one
+-- before counts again.
+DROP VIEW IF EXISTS publications;
+CREATE VIEW publications AS
+SELECT p.number, p.user, p.version
+FROM version_events p
+WHERE p.event = 'published' AND NOT EXISTS (
+    SELECT 1 FROM version_events u
+    WHERE u.user = p.user AND u.event IN ('rolled_back', 'load_failed') AND u.number > p.number AND u.version = p.version
+);
+
+DROP VIEW IF EXISTS turn_states;
+CREATE VIEW turn_states AS
 SELECT
     t.number,
     t.user,
@@ -204,10 +216,10 @@ SELECT
         WHEN EXISTS (SELECT 1 FROM next_states n WHERE n.turn = t.number) THEN 'answered'
         ELSE 'open'
     END AS state,
-    -- how many versions were published since the one that sampled it was last
+    -- how many versions were published since the one that sampled it was last, for good
     (
-        SELECT count(*) FROM version_events p
-        WHERE p.user = t.user AND p.event = 'published' AND p.number > coalesce(
+        SELECT count(*) FROM publications p
+        WHERE p.user = t.user AND p.number > coalesce(
             (
                 SELECT max(q.number) FROM version_events q
                 WHERE q.user = t.user AND q.event = 'published' AND q.version = t.model_version

@@ -12,7 +12,8 @@ from .records import BASE_VERSION, VersionEvent, VersionEventName, VersionInfo
 class Versions(Database):
     """The part of the store that learners publish in and the gateway reads.
 
-    The version that answers requests is the one that was published last; a roll-back publishes an earlier one.
+    The version that answers requests is the one that was published last, of those that were not rolled back and not
+    found impossible to load since.
     """
 
     def published_version(self, user: str) -> str:
@@ -50,6 +51,8 @@ class Versions(Database):
     ) -> None:
         """Say that something happened to a version. Publishing and rolling back have methods of their own.
 
+        A version that cannot be loaded (`"load_failed"`) is published no longer.
+
         Raises:
             UnknownTurnError: When there is no such version.
         """
@@ -76,8 +79,8 @@ class Versions(Database):
 
         Args:
             user: Whose version.
-            to: The version to go back to, by default the nearest one that the present one was trained from and that was
-                published.
+            to: The version to go back to, by default the nearest one that the present one was trained from and that
+                answered.
 
         Returns:
             The version that answers now.
@@ -137,8 +140,7 @@ class Versions(Database):
 
 def _published(connection: sqlite3.Connection, user: str) -> str:
     row = connection.execute(
-        "SELECT version FROM version_events WHERE user = ? AND event = 'published' ORDER BY number DESC LIMIT 1",
-        (user,),
+        "SELECT version FROM publications WHERE user = ? ORDER BY number DESC LIMIT 1", (user,)
     ).fetchone()
     return BASE_VERSION if row is None else row["version"]
 
@@ -150,14 +152,15 @@ def _check_version(connection: sqlite3.Connection, user: str, version: str) -> N
 
 
 def _ancestor(connection: sqlite3.Connection, user: str, version: str) -> str:
-    """The nearest version that this one was trained from and that was published, else the base model."""
+    """The nearest version that this one was trained from and that answered, else the base model."""
     while version != BASE_VERSION:
         row = connection.execute(
-            "SELECT v.parent, EXISTS (SELECT 1 FROM version_events e WHERE e.user = v.user AND e.version = v.parent "
-            "AND e.event = 'published') AS published FROM versions v WHERE v.user = ? AND v.version = ?",
+            "SELECT v.parent, (SELECT e.event FROM version_events e WHERE e.user = v.user AND e.version = v.parent "
+            "AND e.event IN ('published', 'load_failed') ORDER BY e.number DESC LIMIT 1) AS last "
+            "FROM versions v WHERE v.user = ? AND v.version = ?",
             (user, version),
         ).fetchone()
         version = BASE_VERSION if row is None else row["parent"]
-        if row is not None and row["published"]:
+        if row is not None and row["last"] == "published":
             break
     return version

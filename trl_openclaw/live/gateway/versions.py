@@ -47,14 +47,15 @@ class _Problem:
     version: str
     text: str
     again_at: float | None
-    """When to try again; `None` to leave it."""
+    """When to try again; `None` where the version was given up, which is said until another one is loaded."""
 
 
 class ServedVersions:
     """The version of each user, as published in the store.
 
     A new version is loaded while the old one answers. Then the user's pointer changes, between two requests; those in
-    flight end on the old version, which is unloaded after the last of them.
+    flight end on the old version, which is unloaded after the last of them. One that cannot be loaded is published no
+    longer: the store is told, and says which one is.
 
     Args:
         store: Where versions are published.
@@ -133,9 +134,10 @@ class ServedVersions:
         wanted = await self._thread.call(Store.published_version, user)
         problem = self._problems.get(user)
         if wanted == self._serving[user].version:
-            self._problems.pop(user, None)
+            if problem and problem.again_at:
+                del self._problems[user]
             return
-        if problem and problem.version == wanted and (problem.again_at is None or time.monotonic() < problem.again_at):
+        if problem and problem.version == wanted and problem.again_at and time.monotonic() < problem.again_at:
             return
         try:
             new = await self._load(user, wanted)
@@ -169,12 +171,14 @@ class ServedVersions:
         return path
 
     async def _failed(self, user: str, version: str, error: EngineError) -> None:
-        passing = error.kind in _PASSING
-        self._problems[user] = _Problem(version, str(error), time.monotonic() + RETRY_SECONDS if passing else None)
         self.metrics.load_failures.inc()
         logger.warning("Version %s cannot be loaded, %s answers on: %s", version, self.current(user), error)
-        if not passing:
-            await self._thread.call(Store.add_version_event, user, version, "load_failed", {"error": str(error)})
+        if error.kind in _PASSING:
+            self._problems[user] = _Problem(version, str(error), time.monotonic() + RETRY_SECONDS)
+            return
+        await self._thread.call(Store.add_version_event, user, version, "load_failed", {"error": str(error)})
+        self._problems[user] = _Problem(version, str(error), None)
+        await self._follow(user)  # the one that is published instead
 
     def _unload_if_done(self, served: Served) -> None:
         if served.retired and served.in_flight == 0 and served.adapter is not None:

@@ -128,12 +128,13 @@ def version_views(versions: Sequence[VersionInfo], published: str) -> list[dict[
     views = []
     for version in reversed(versions):
         events = [{"event": e.event, "detail": _finite(e.detail), "created": e.created} for e in version.events]
-        once = any(event["event"] == "published" for event in events)
+        status = _status(version)
+        once = any(event["event"] == "published" for event in events) and status != "load_failed"
         views.append(
             {
                 "version": version.version,
                 "created": version.created,
-                "status": _status(version),
+                "status": status,
                 "events": events,
                 "can_return_to": once and not version.published,
             }
