@@ -58,6 +58,7 @@ class StubEngine:
         self.adapters: dict[str, str] = {}
         self.refuses: set[str] = set()
         self.takes_adapters = True
+        self.sick = False
         self.load_delay = 0.0
         self.requests: list[dict[str, Any]] = []
         self.in_use: Counter[str] = Counter()
@@ -133,8 +134,13 @@ class StubEngine:
         await asyncio.sleep(self.load_delay)
         if name in self.adapters:
             return _error(400, f"The lora adapter '{name}' has already been loaded.")
-        if name in self.refuses or not (Path(path) / "adapter_config.json").is_file():
-            return _error(500, f"Loading lora {name} failed: No adapter found for {path}")
+        if self.sick:
+            self.log.append(f"did not load {name}")
+            return _error(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
+        if name in self.refuses:
+            return _error(500, "Call to add_lora method failed: LoRA rank 64 is greater than max_lora_rank 16.")
+        if not (Path(path) / "adapter_config.json").is_file():
+            return _error(404, f"Loading lora {name} failed: No adapter found for {path}")
         self.adapters[name] = path
         self.log.append(f"load {name}")
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")

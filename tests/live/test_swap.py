@@ -205,6 +205,25 @@ def test_an_engine_that_is_down_for_a_moment_gets_the_version_later(gateway, stu
     assert gateway.ask("x").choices[0].message.content == "default-v000001: x"
 
 
+def test_an_engine_that_fails_by_itself_is_asked_again_with_growing_pauses(gateway, stub, tmp_path, monkeypatch):
+    monkeypatch.setattr("trl_openclaw.live.gateway.versions.RETRY_SECONDS", 0.2)
+    stub.sick = True
+    publish(gateway.store, tmp_path, "v000001")
+    wait_for(lambda: len(stub.log) >= 3)
+    times = []
+    for count in (4, 5):
+        wait_for(lambda count=count: len(stub.log) >= count)
+        times.append(time.monotonic())
+    assert times[1] - times[0] > 1.4  # 0.2, 0.4, 0.8, 1.6 seconds
+    assert "EngineCore" in gateway.gateway.versions.problem("default")
+    assert gateway.ask("x").system_fingerprint == "base"
+    stub.sick = False
+    wait_for(lambda: current(gateway) == "v000001")
+    assert gateway.gateway.versions.problem("default") is None
+    (info,) = gateway.store.versions("default")
+    assert [event.event for event in info.events] == ["published"]
+
+
 def test_an_engine_that_was_restarted_gets_its_adapter_again(gateway, stub, tmp_path):
     publish(gateway.store, tmp_path, "v000001")
     wait_for(lambda: current(gateway) == "v000001")
@@ -232,6 +251,9 @@ def test_an_engine_that_takes_no_adapters_says_so(gateway, stub, tmp_path):
     publish(gateway.store, tmp_path, "v000001")
     problem = wait_for(lambda: gateway.gateway.versions.problem("default"))
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in problem
+    assert gateway.store.published_version("default") == "v000001"  # it is not the adapter's fault
+    stub.takes_adapters = True
+    wait_for(lambda: current(gateway) == "v000001")
 
 
 def test_users_have_their_own_versions(tmp_path, stub):

@@ -84,7 +84,7 @@ class Engine(Protocol):
         """Make an adapter usable under a name. Loading again what is loaded from the same folder changes nothing.
 
         Raises:
-            EngineError: When it cannot be loaded (`refused`), or not now (`down`, `slow`).
+            EngineError: When it is at fault itself (`refused`), or cannot be loaded now (any other kind).
         """
         ...
 

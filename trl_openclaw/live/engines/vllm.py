@@ -18,6 +18,8 @@ CONNECT_SECONDS = 5.0
 
 _NO_LOGPROB = -9999.0  # what vLLM writes for a log-prob that JSON cannot hold, or that it does not know
 _PLAIN_SAMPLING = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_LOOKED_AT = "Call to add_lora method failed"
+"""What vLLM says, with HTTP 500 as for everything that happens to itself, where it found fault with an adapter."""
 _MANY = 2**22  # bytes that one line of a stream may have: a prompt's ids come in one
 
 
@@ -96,17 +98,18 @@ class VllmEngine:
         status, text = await self._post("load_lora_adapter", {"lora_name": adapter, "lora_path": folder})
         if status == 404 and "Not Found" in text:
             raise EngineError(
-                "refused",
+                "broken",
                 f"The vLLM server at {self.base_url} loads no adapters while it runs. Start it with `--enable-lora` "
                 "and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
             )
         if status != 200:
-            raise EngineError("down" if status in (502, 503) else "refused", _said(text, status))
+            own_fault = status in (400, 404, 422) or (_LOOKED_AT in text and "out of memory" not in text)
+            raise EngineError("refused" if own_fault else "broken", _said(text, status))
 
     async def unload(self, adapter: str) -> None:
         status, text = await self._post("unload_lora_adapter", {"lora_name": adapter})
         if status not in (200, 404):
-            raise EngineError("refused", _said(text, status))
+            raise EngineError("broken", _said(text, status))
 
     async def check(self) -> None:
         served = await self._served()
@@ -138,7 +141,7 @@ class VllmEngine:
         """What the server lists, by name."""
         status, text = await self._send("GET", "models", None, CHECK_SECONDS)
         if status in (401, 403):
-            raise EngineError("refused", f"The vLLM server at {self.base_url} refused the key (HTTP {status}).")
+            raise EngineError("broken", f"The vLLM server at {self.base_url} refused the key (HTTP {status}).")
         if status != 200:
             raise EngineError("down", _said(text, status))
         cards = _parsed(text).get("data")

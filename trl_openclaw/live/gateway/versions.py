@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 RETRY_SECONDS = 2.0
-_PASSING = ("down", "slow")
-"""Kinds of `EngineError` that say nothing about the adapter."""
+"""Pause before the second try; it doubles with each one, up to a minute."""
+LONGEST_PAUSE = 60.0
 
 
 @dataclass(eq=False)
@@ -46,6 +46,7 @@ class Served:
 class _Problem:
     version: str
     text: str
+    tries: int
     again_at: float | None
     """When to try again; `None` where the version was given up, which is said until another one is loaded."""
 
@@ -54,8 +55,9 @@ class ServedVersions:
     """The version of each user, as published in the store.
 
     A new version is loaded while the old one answers. Then the user's pointer changes, between two requests; those in
-    flight end on the old version, which is unloaded after the last of them. One that cannot be loaded is published no
-    longer: the store is told, and says which one is.
+    flight end on the old version, which is unloaded after the last of them. One that the engine
+    refuses is published no longer: the store is told, and says which one is. Any other failure says nothing about the
+    adapter, and loading is tried again.
 
     Args:
         store: Where versions are published.
@@ -173,11 +175,14 @@ class ServedVersions:
     async def _failed(self, user: str, version: str, error: EngineError) -> None:
         self.metrics.load_failures.inc()
         logger.warning("Version %s cannot be loaded, %s answers on: %s", version, self.current(user), error)
-        if error.kind in _PASSING:
-            self._problems[user] = _Problem(version, str(error), time.monotonic() + RETRY_SECONDS)
+        if error.kind != "refused":
+            before = self._problems.get(user)
+            tries = before.tries + 1 if before and before.version == version else 1
+            pause = min(RETRY_SECONDS * 2 ** (tries - 1), LONGEST_PAUSE)
+            self._problems[user] = _Problem(version, str(error), tries, time.monotonic() + pause)
             return
         await self._thread.call(Store.add_version_event, user, version, "load_failed", {"error": str(error)})
-        self._problems[user] = _Problem(version, str(error), None)
+        self._problems[user] = _Problem(version, str(error), 0, None)
         await self._follow(user)  # the one that is published instead
 
     def _unload_if_done(self, served: Served) -> None:
