@@ -3,6 +3,7 @@
 import sqlite3
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import openai
 import pytest
@@ -10,6 +11,7 @@ from live.gateway_harness import serving_stub, wait_for
 from live_traffic import new_turn
 
 from trl_openclaw.errors import StoreFullError
+from trl_openclaw.live.canonical import turn_hashes
 from trl_openclaw.live.gateway.metrics import Metrics
 from trl_openclaw.live.gateway.recorder import Origin, Recorder
 from trl_openclaw.live.store import Store
@@ -122,6 +124,49 @@ def test_the_end_says_what_is_lost(tmp_path, caplog):
     recorder.finish(origin_of("one"), lambda found: turn_of("one"), 1).result(5)
     recorder.close()
     assert "1 turns could not be written before the end and are lost" in caplog.text
+
+
+def test_what_is_answered_after_its_user_deleted_something_is_not_recorded(tmp_path, stub):
+    with serving_stub(tmp_path, stub) as gateway, gateway.client() as client:
+        first = gateway.ask("secret-zyx")
+        reply = {"role": "assistant", "content": first.choices[0].message.content}
+        history = [{"role": "user", "content": "secret-zyx"}, reply, {"role": "user", "content": "Slowly, please."}]
+        stub.pause = 0.2
+        stream = client.chat.completions.create(model="stub", messages=history, stream=True)
+        next(stream)
+        assert gateway.store.delete("default").turns == 1
+        assert [piece.choices[0].finish_reason for piece in stream][-1] == "stop"
+        assert gateway.turns() == []
+        assert gateway.metric("turns_deleted_total") == 1
+        stub.pause = 0
+        again = gateway.ask("Something else.")
+        assert [turn.turn_id for turn in gateway.turns()] == [again.id]
+        gateway.store.close()
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and b"secret-zyx" in path.read_bytes()] == []
+
+
+def test_what_waits_in_memory_is_dropped_once_its_user_deletes_something(tmp_path):
+    store, metrics = FullStore(tmp_path / "store.db"), Metrics()
+    people = Store(store.path)
+    earlier, secret, said = (turn_of(name) for name in ("earlier", "secret", "said"))
+    people.record_turn(earlier, turn_hashes(earlier.messages, earlier.reply))
+    recorder = Recorder(store, metrics)
+    conversation = [*earlier.messages, dict(earlier.reply), *secret.messages, dict(secret.reply), *said.messages]
+    secret = replace(secret, messages=conversation[:3], parent="earlier")
+    people.record_turn(secret, turn_hashes(secret.messages, secret.reply))
+    store.full = True
+    for name, owner, messages in (("hers", "ann", said.messages), ("his", "default", conversation)):
+        origin = Origin(name, owner, messages, None, None, 100)
+        recorder.begin(origin)
+        turn = new_turn(turn_id=name, user=owner, messages=messages)
+        assert recorder.finish(origin, lambda found, turn=turn: turn, 1).result(5) is False
+    people.delete("default", turn_id="secret")
+    store.full = False
+    recorder.close()
+    # The history that waited would say of the first turn what followed it, which was deleted.
+    assert {turn.turn_id: turn.next_state for turn in store.all_turns()} == {"earlier": None, "hers": None}
+    lost, deleted = (metrics.registry.get_sample_value(f"openclaw_turns_{what}_total") for what in ("lost", "deleted"))
+    assert (lost, deleted) == (0, 1)
 
 
 def origin_of(name):

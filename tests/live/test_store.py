@@ -315,6 +315,16 @@ def test_files_that_are_no_store_are_refused(tmp_path):
         Store(tmp_path / "newer.db")
 
 
+def test_a_store_of_an_earlier_version_opens_and_gets_what_is_new(tmp_path):
+    old = Store(tmp_path / "store.db")
+    record(old)
+    old._connection.executescript("DROP TABLE deletions; PRAGMA user_version = 1")
+    old.close()
+    store = Store(tmp_path / "store.db")
+    assert store.delete("default").turns == 1
+    assert store.last_deletion() == 1
+
+
 def test_records_are_only_added(store):
     """Whatever happens to a turn, no row that was written is written again."""
     turn = ready_turn(store)

@@ -100,8 +100,8 @@ def test_deleting_a_user_leaves_nothing_of_them(store):
     assert store.users() == ["bob"]
     assert store.open_batches("ann")[0].turns == ()
     store.end_batch(store.open_batches("ann")[0].batch_id, "trained")
-    rows = store._connection.execute("SELECT what, id, turns FROM tombstones").fetchall()
-    assert [tuple(row) for row in rows] == [("user", "ann", 2)]
+    rows = store._connection.execute("SELECT user, what, id, turns FROM deletions").fetchall()
+    assert [tuple(row) for row in rows] == [("ann", "user", "ann", 2)]
 
 
 def test_deleting_a_session_leaves_the_others(store):
@@ -158,8 +158,11 @@ def test_what_is_not_there_cannot_be_deleted(store):
         store.delete("bob", turn_id=turn.turn_id)
     with pytest.raises(StoreError, match="Say what to delete"):
         store.delete()
-    assert store.delete("ann").turns == 1
-    assert store.delete("ann").turns == 0  # a second attempt cleans up after a first that was interrupted
+    assert store.delete("ann", turn_id=turn.turn_id).turns == 1
+    for owner in ("ann", None):  # a second attempt cleans up after a first that was interrupted
+        assert store.delete(owner, turn_id=turn.turn_id).turns == 0
+    with pytest.raises(UnknownTurnError, match="of user 'bob'"):
+        store.delete("bob", turn_id=turn.turn_id)
 
 
 def test_a_reader_that_keeps_the_log_in_use_is_named_and_deleting_again_helps(tmp_path):

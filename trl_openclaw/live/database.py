@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import StoreBusyError, StoreError, StoreFullError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUSY_SECONDS = 5.0
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

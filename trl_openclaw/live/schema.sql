@@ -142,13 +142,16 @@ CREATE TABLE IF NOT EXISTS opt_outs (
 );
 CREATE INDEX IF NOT EXISTS opt_outs_by_user ON opt_outs (user, number);
 
-CREATE TABLE IF NOT EXISTS tombstones (
+-- Without any text. What was asked before a deletion and is answered after it is not recorded.
+CREATE TABLE IF NOT EXISTS deletions (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
+    user TEXT NOT NULL,
     what TEXT NOT NULL,  -- 'user', 'session' or 'turn'
     id TEXT NOT NULL,
     turns INTEGER NOT NULL,
     created REAL NOT NULL
 );
+CREATE INDEX IF NOT EXISTS deletions_by_user ON deletions (user, number);
 
 -- The batch that a turn is in. A released batch does not count, so there is one at most.
 CREATE VIEW IF NOT EXISTS current_uses AS

@@ -30,7 +30,12 @@ class NextStateTaker(Protocol):
     """What attaching needs of the store."""
 
     def add_next_state(
-        self, turn_id: str, messages: list[dict[str, Any]], source: str = ..., told_by: str | None = ...
+        self,
+        turn_id: str,
+        messages: list[dict[str, Any]],
+        source: str = ...,
+        told_by: str | None = ...,
+        asked_after: int | None = ...,
     ) -> bool:
         """Say what followed a turn."""
         ...
@@ -115,7 +120,9 @@ def match(
     )
 
 
-def attach(store: NextStateTaker, found: Match, told_by: str, source: str = "request") -> bool:
+def attach(
+    store: NextStateTaker, found: Match, told_by: str, source: str = "request", asked_after: int | None = None
+) -> bool:
     """Write down the next state of a match.
 
     Args:
@@ -123,13 +130,14 @@ def attach(store: NextStateTaker, found: Match, told_by: str, source: str = "req
         found: The match.
         told_by: The `turn_id` that the request's own reply will have.
         source: How it is known.
+        asked_after: The store's `last_deletion` when the request came.
 
     Returns:
         Whether there was one, and it was news: another request may have been faster.
     """
     if found.answered is None:
         return False
-    return store.add_next_state(found.answered, list(found.next_state), source, told_by)
+    return store.add_next_state(found.answered, list(found.next_state), source, told_by, asked_after)
 
 
 def _following(messages: Messages, place: int) -> list[dict[str, Any]]:

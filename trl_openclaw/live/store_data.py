@@ -17,12 +17,12 @@ _CHUNK = 200  # turns in memory at once
 
 # A turn's reply stands in the histories of all that go on from it.
 _WITH_DESCENDANTS = """
-WITH RECURSIVE gone (number, turn_id) AS (
-    SELECT number, turn_id FROM turns WHERE {}
+WITH RECURSIVE gone (number, turn_id, user) AS (
+    SELECT number, turn_id, user FROM turns WHERE {}
     UNION
-    SELECT t.number, t.turn_id FROM turns t JOIN gone g ON t.parent = g.turn_id
+    SELECT t.number, t.turn_id, t.user FROM turns t JOIN gone g ON t.parent = g.turn_id
 )
-SELECT number, turn_id FROM gone
+SELECT number, turn_id, user FROM gone
 """
 
 
@@ -178,7 +178,8 @@ class People(Database):
 
         With a turn go all turns whose history holds its reply, and the next states of earlier turns that its request
         told, with what a judge made of them. Exports that hold any of it are removed. The freed parts of the file are
-        overwritten and its log is emptied. What was learned from a turn stays in the adapters.
+        overwritten and its log is emptied. A reply that this user waits for meanwhile is not recorded, since its
+        request may hold some of it. What was learned from a turn stays in the adapters.
 
         Args:
             user: Whose. All of a user's turns, unless a session or a turn is named.
@@ -200,17 +201,17 @@ class People(Database):
         with exports.exclusively(self.path.parent):
             with self._write() as connection:
                 gone, told = _what_goes(connection, user, session_id, turn_id)
-                if not gone and not _was_deleted(connection, what, named):
+                owner = gone[0]["user"] if gone else _deleted_from(connection, user, what, named)
+                if owner is None:
                     raise UnknownTurnError(f"There is no {what} {named!r}{_of(user, what)}.")
                 ids = {row["turn_id"] for row in [*gone, *told]}
                 removed = exports.remove(self.path.parent, ids)
                 numbers = [row["number"] for row in gone]
                 sessions = _delete(connection, numbers, [row["number"] for row in told])
-                if gone:
-                    connection.execute(
-                        "INSERT INTO tombstones (what, id, turns, created) VALUES (?, ?, ?, ?)",
-                        (what, named, len(gone), self.clock()),
-                    )
+                connection.execute(
+                    "INSERT INTO deletions (user, what, id, turns, created) VALUES (?, ?, ?, ?, ?)",
+                    (owner, what, named, len(gone), self.clock()),
+                )
             self._checkpoint()
         return Deletion(len(gone), sessions, tuple(removed))
 
@@ -277,9 +278,12 @@ def _delete(connection: sqlite3.Connection, numbers: Iterable[int], told: Iterab
     return len(sessions)
 
 
-def _was_deleted(connection: sqlite3.Connection, what: str, named: str) -> bool:
-    row = connection.execute("SELECT 1 FROM tombstones WHERE what = ? AND id = ?", (what, named)).fetchone()
-    return row is not None
+def _deleted_from(connection: sqlite3.Connection, user: str | None, what: str, named: str) -> str | None:
+    """Whose it was, if it was deleted before."""
+    row = connection.execute(
+        "SELECT user FROM deletions WHERE user = coalesce(?, user) AND what = ? AND id = ?", (user, what, named)
+    ).fetchone()
+    return None if row is None else row["user"]
 
 
 def _of(user: str | None, what: str) -> str:

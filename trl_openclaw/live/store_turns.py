@@ -32,6 +32,8 @@ _AS_STORED = (
     *("turn_id", "user", "session_id", "parent", "kind", "side_reason", "finish_reason", "model", "model_version"),
     *("number", "created", "state", "lag", "next_state_source", "next_state_told_by"),
 )
+# Never where the number is NULL.
+_DELETED_SINCE = "EXISTS (SELECT 1 FROM deletions d WHERE d.user = {} AND d.number > ?)"
 _OUTCOMES = {1: "positive", -1: "negative", 0: "neutral"}
 
 
@@ -79,16 +81,25 @@ def _stored_turn(row: sqlite3.Row) -> StoredTurn:
 class Turns(Database):
     """The part of the store that serving and judging need."""
 
-    def record_turn(self, turn: NewTurn, hashes: TurnHashes, *, created: float | None = None) -> bool:
+    def last_deletion(self) -> int:
+        """The number of the latest deletion, whoever's. Cheap."""
+        with self._errors():
+            return self._connection.execute("SELECT coalesce(max(number), 0) FROM deletions").fetchone()[0]
+
+    def record_turn(
+        self, turn: NewTurn, hashes: TurnHashes, *, created: float | None = None, asked_after: int | None = None
+    ) -> bool:
         """Record a turn.
 
         Args:
             turn: The turn.
             hashes: By what later requests find it.
             created: When it was, by default now.
+            asked_after: The `last_deletion` when its request came. If its user has deleted anything since, the turn
+                may quote it, and is not recorded.
 
         Returns:
-            Whether it is new. A `turn_id` that is known already changes nothing.
+            Whether it was recorded. A `turn_id` that is known already changes nothing.
         """
         values = {
             "turn_id": turn.turn_id,
@@ -112,13 +123,21 @@ class Turns(Database):
             "tools": None if turn.tools is None else to_json(turn.tools),
             "messages": to_json(turn.messages),
         }
-        insert = f"INSERT INTO turns ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
         with self._write() as connection:
-            done = connection.execute(f"{insert} ON CONFLICT (turn_id) DO NOTHING", list(values.values()))
+            done = connection.execute(
+                f"INSERT INTO turns ({', '.join(values)}) SELECT {', '.join('?' * len(values))} "
+                f"WHERE NOT {_DELETED_SINCE.format('?')} ON CONFLICT (turn_id) DO NOTHING",
+                [*values.values(), turn.user, asked_after],
+            )
             return done.rowcount == 1
 
     def add_next_state(
-        self, turn_id: str, messages: list[dict[str, Any]], source: str = "request", told_by: str | None = None
+        self,
+        turn_id: str,
+        messages: list[dict[str, Any]],
+        source: str = "request",
+        told_by: str | None = None,
+        asked_after: int | None = None,
     ) -> bool:
         """Say what followed a turn's reply.
 
@@ -127,15 +146,18 @@ class Turns(Database):
             messages: All that followed, up to the next reply.
             source: How it is known.
             told_by: The `turn_id` of the request it was found in, with which it is deleted.
+            asked_after: The `last_deletion` when that request came, as in `record_turn`.
 
         Returns:
             Whether this was news. The first next state stays, and a turn that was deleted gets none.
         """
-        values = (extended(NO_HISTORY, messages), source, told_by, self.clock(), to_json(messages), turn_id)
+        digest = extended(NO_HISTORY, messages)
+        values = (digest, source, told_by, self.clock(), to_json(messages), turn_id, asked_after)
         with self._write() as connection:
             done = connection.execute(
                 "INSERT INTO next_states (turn, hash, source, told_by, created, messages) "
-                "SELECT number, ?, ?, ?, ?, ? FROM turns WHERE turn_id = ? ON CONFLICT (turn) DO NOTHING",
+                "SELECT t.number, ?, ?, ?, ?, ? FROM turns t WHERE t.turn_id = ? "
+                f"AND NOT {_DELETED_SINCE.format('t.user')} ON CONFLICT (turn) DO NOTHING",
                 values,
             )
             return done.rowcount == 1

@@ -22,6 +22,9 @@ class Metrics:
         self.store_failures = self._counter("store_failures", "Times that the store could not be written")
         self.turns_waiting = self._gauge("turns_waiting", "Turns kept in memory until the store can be written again")
         self.turns_lost = self._counter("turns_lost", "Turns that will never be in the store")
+        self.turns_deleted = self._counter(
+            "turns_deleted", "Turns not recorded because their user deleted something while they were answered"
+        )
         self.next_states = self._counter("next_states", "Requests by what they are to the turn before", "as")
         self.swaps = self._counter("swaps", "Times that a user's version changed")
         self.load_failures = self._counter("load_failures", "Versions that could not be loaded")

@@ -43,6 +43,7 @@ class Origin:
         side_reason: Why it is side traffic, or `None`.
         size: Bytes of the request.
         found: What its history says, once that is known.
+        asked_after: The store's latest deletion when it came.
     """
 
     turn_id: str
@@ -52,6 +53,7 @@ class Origin:
     side_reason: str | None
     size: int
     found: Match | None = None
+    asked_after: int = 0
 
     @property
     def kind(self) -> TurnKind:
@@ -94,6 +96,7 @@ class Recorder:
         self._bytes = 0
         self._changed = threading.Condition()
         self._closing = False
+        self._last_deletion = 0
         self._failure: StoreError | None = None
         self._logged = -_LOG_EVERY
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -107,6 +110,9 @@ class Recorder:
 
     def begin(self, origin: Origin) -> None:
         """Find out which turn a request goes on from, and write down what it says of earlier replies."""
+        with suppress(StoreError):  # an earlier deletion than the latest errs on the side of forgetting
+            self._last_deletion = self.store.last_deletion()
+        origin.asked_after = self._last_deletion
         self._put(_Job(lambda store: self._match(store, origin), origin.size))
 
     def finish(self, origin: Origin, turn_of: Callable[[Match], NewTurn], size: int) -> "Future[bool]":
@@ -118,13 +124,14 @@ class Recorder:
             size: Bytes of the reply, roughly.
 
         Returns:
-            Done as soon as the turn is in the store (true) or is kept for later (false).
+            Done as soon as the turn is in the store, or must not be (true), or is kept for later (false).
         """
 
         def work(store: Store) -> None:
             turn = turn_of(origin.found or Match(session_id=origin.session_id))
-            store.record_turn(turn, turn_hashes(turn.messages, turn.reply))
-            self.metrics.turns.labels(turn.kind).inc()
+            hashes = turn_hashes(turn.messages, turn.reply)
+            recorded = store.record_turn(turn, hashes, asked_after=origin.asked_after)
+            (self.metrics.turns.labels(turn.kind) if recorded else self.metrics.turns_deleted).inc()
 
         job = _Job(work, origin.size + size, is_turn=True)
         self._put(job)
@@ -154,7 +161,7 @@ class Recorder:
     def _match(self, store: Store, origin: Origin) -> None:
         side = origin.side_reason is not None
         found = match(store, origin.user, origin.messages, origin.session_id, side=side)
-        news = attach(store, found, origin.turn_id)
+        news = attach(store, found, origin.turn_id, asked_after=origin.asked_after)
         origin.found = found
         count = self.metrics.next_states.labels
         count("attached").inc(news)
