@@ -45,7 +45,8 @@ def complaint(capsys, *args):
     ],
     ids=str,
 )
-def test_one_line_says_what_is_wrong(capsys, args, said):
+def test_one_line_says_what_is_wrong(capsys, monkeypatch, tmp_path, args, said):
+    monkeypatch.chdir(tmp_path)  # where the default folder is nobody else's
     assert said in complaint(capsys, *args)
 
 
@@ -60,6 +61,23 @@ def test_a_store_that_is_none(capsys, tmp_path):
     (tmp_path / "store.db").write_text("this is no database, though it is long enough to be one" * 100)
     said = complaint(capsys, "--model", "m", "--engine", "vllm", "--port", "0", "--live-dir", str(tmp_path))
     assert "store.db" in said
+
+
+def test_a_store_that_another_gateway_serves(capsys, tmp_path, stub):
+    args = ("--engine", "vllm", "--model", "stub", "--engine-url", stub.base_url, "--live-dir", str(tmp_path))
+    with served(*args) as (process, _):
+        said = complaint(capsys, *args, "--port", "0")
+        assert f"Another gateway (process {process.pid}) already serves {tmp_path}" in said
+        process.kill()
+        process.wait()
+        with served(*args) as (_, said):  # free again
+            assert "Ready." in said
+
+
+def test_a_folder_that_cannot_be_made(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    said = complaint(capsys, "--engine", "vllm", "--model", "m", "--port", "0", "--live-dir", str(tmp_path / "file"))
+    assert str(tmp_path / "file") in said
 
 
 def test_settings_of_a_file_and_of_the_command_line(tmp_path):

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ...errors import JudgeUnavailableError, OpenClawError
 from ...judges import Judge
 from ...judges.named import build_judge
 from ..engines import ENGINES, Engine
+from ..lock import held
 from ..status import status_router
 from ..store import Store
 from .app import Gateway, create_app
@@ -33,35 +35,50 @@ STOP_SECONDS = 10
 
 def main(args: Sequence[str] | None = None) -> int:
     """Serve until a signal ends it; 2 where a setting is wrong, with one line that says which."""
-    try:
-        settings = read_settings(sys.argv[1:] if args is None else args)
-        keys = Keys.read(Path(settings.keys)) if settings.keys else Keys()
-        check_bind(settings.host, keys)
-        judge = build_judge(settings)
-        listening = listen(settings.host, settings.port)
-        engine = ENGINES[settings.engine](settings)
-        store = Store(settings.store_path, busy_seconds=1.0)
-    except (ValueError, OpenClawError) as error:
-        sys.stderr.write(f"trl-openclaw serve: error: {' '.join(str(error).split())}\n")
-        return 2
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    app = create_app(store, engine, judge=judge, keys=keys, options=settings.options, routers=[status_router(store)])
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=STOP_SECONDS,
-        timeout_keep_alive=KEEP_SECONDS,
-        lifespan="on",
-        server_header=False,
+    with ExitStack() as stack:
+        try:
+            settings = read_settings(sys.argv[1:] if args is None else args)
+            keys = Keys.read(Path(settings.keys)) if settings.keys else Keys()
+            check_bind(settings.host, keys)
+            judge = build_judge(settings)
+            listening = listen(settings.host, settings.port)
+            stack.enter_context(only_gateway(settings))
+            engine = ENGINES[settings.engine](settings)
+            store = Store(settings.store_path, busy_seconds=1.0)
+        except (ValueError, OSError, OpenClawError) as error:
+            sys.stderr.write(f"trl-openclaw serve: error: {' '.join(str(error).split())}\n")
+            return 2
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+        sys.setswitchinterval(SWITCH_SECONDS)
+        app = create_app(
+            store, engine, judge=judge, keys=keys, options=settings.options, routers=[status_router(store)]
+        )
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=STOP_SECONDS,
+            timeout_keep_alive=KEEP_SECONDS,
+            lifespan="on",
+            server_header=False,
+        )
+        server = _Server(config, "\n".join(start_lines(settings, engine, judge, keys, listening)))
+        try:
+            server.run(sockets=[listening])
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        return 0 if server.started else 1
+
+
+def only_gateway(settings: ServeSettings) -> AbstractContextManager[None]:
+    """Hold the lock of the gateway on a store. Two would judge each turn twice and take away each other's adapters."""
+    return held(
+        settings.lock_path,
+        lambda other: OpenClawError(
+            f"Another gateway (process {other}) already serves {settings.live_dir}. "
+            "Stop it first, or give this one a `--live-dir` of its own."
+        ),
     )
-    server = _Server(config, "\n".join(start_lines(settings, engine, judge, keys, listening)))
-    try:
-        server.run(sockets=[listening])
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 0 if server.started else 1
 
 
 class _Server(uvicorn.Server):

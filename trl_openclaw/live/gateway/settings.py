@@ -86,6 +86,11 @@ class ServeSettings:
         return Path(self.live_dir) / STORE_FILE
 
     @property
+    def lock_path(self) -> Path:
+        """The file that a gateway holds while it runs."""
+        return Path(self.live_dir) / "gateway.lock"
+
+    @property
     def engine_key(self) -> str | None:
         """The vLLM server's key."""
         return os.environ.get(self.engine_api_key_env) if self.engine_api_key_env else None
