@@ -12,7 +12,7 @@ from tiny import tiny_llama, tiny_tokenizer
 from trainer_harness import LORA, make_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_openclaw import cli
+from trl_openclaw import cli, merge
 from trl_openclaw.merge import NOTE, merge_adapter
 
 ADAPTERS = {
@@ -112,6 +112,19 @@ def test_another_base_model_by_name(tmp_path):
     merge_adapter(tmp_path / "adapter", tmp_path / "merged", base=base)
 
 
+@pytest.mark.parametrize(("base", "asked"), [(None, "named at v1"), ("other", "other at None")])
+def test_the_revision_is_that_of_the_model_that_the_adapter_names(tmp_path, monkeypatch, base, asked):
+    class Hub:
+        @staticmethod
+        def from_pretrained(name, revision, **_):
+            raise OSError(f"{name} at {revision}")
+
+    LoraConfig(**LORA, base_model_name_or_path="named", revision="v1").save_pretrained(tmp_path / "adapter")
+    monkeypatch.setattr(merge, "AutoConfig", Hub)
+    with pytest.raises(OSError, match=f"^{asked}$"):
+        merge_adapter(tmp_path / "adapter", tmp_path / "merged", base=base)
+
+
 class TestRefused:
     def refuse(self, tmp_path, said, config=ADAPTERS["lora"], **overrides):
         adapter_of(base_model(tmp_path, **overrides), config, tmp_path / "adapter")
@@ -134,6 +147,20 @@ class TestRefused:
         quantised = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
         config.write_text(json.dumps(json.loads(config.read_text()) | quantised))
         with pytest.raises(ValueError, match=r"quantised.*--base"):
+            merge_adapter(tmp_path / "adapter", tmp_path / "merged")
+
+    def test_a_base_model_of_another_size(self, tmp_path):
+        adapter_of(base_model(tmp_path), ADAPTERS["lora"], tmp_path / "adapter")
+        other = base_model(tmp_path / "other", intermediate_size=48)
+        with pytest.raises(ValueError, match=r"^`.*adapter` does not fit `.*other/base`.* with `--base`\.$"):
+            merge_adapter(tmp_path / "adapter", tmp_path / "merged", base=other)
+        assert not (tmp_path / "merged").exists()
+
+    def test_a_truncated_adapter(self, tmp_path):
+        adapter_of(base_model(tmp_path), ADAPTERS["lora"], tmp_path / "adapter")
+        file = tmp_path / "adapter" / "adapter_model.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(ValueError, match=r"^The weights of `.*adapter` are damaged: "):
             merge_adapter(tmp_path / "adapter", tmp_path / "merged")
 
     def test_a_folder_that_exists(self, tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import ModelCard
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 TOLERANCE, HALF_TOLERANCE = 1e-4, 0.2
@@ -70,8 +71,8 @@ def merge_adapter(
         The mean difference of a few tokens' log-probs between base model with adapter and what was written, in nats.
 
     Raises:
-        ValueError: If it is no adapter that can be merged, the base model is quantised or unknown, `out` exists, or
-            the merged model computes something else.
+        ValueError: If it is no adapter that can be merged, or damaged, the base model is quantised, unknown or of
+            another size, `out` exists, or the merged model computes something else.
     """
     from peft import PeftConfig, PeftModel
 
@@ -84,14 +85,23 @@ def merge_adapter(
         raise ValueError(f"`{adapter}` holds no adapter: {error}") from error
     if config.is_prompt_learning:
         raise ValueError(f"An adapter of the type {config.peft_type.value} is no change of weights: nothing to merge.")
+    revision = None if base else config.revision  # of the model that the adapter names
     base = base or config.base_model_name_or_path
     if not base:
         raise ValueError(f"`{adapter}` does not name its base model. Name it with `--base`.")
-    options = {"revision": config.revision, "trust_remote_code": trust_remote_code}
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
     if getattr(AutoConfig.from_pretrained(base, **options), "quantization_config", None) is not None:
         raise ValueError(f"The weights of `{base}` are quantised. Name the model they were made of with `--base`.")
     model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype or "auto", **options)
-    model = PeftModel.from_pretrained(model, str(adapter)).eval()
+    try:
+        model = PeftModel.from_pretrained(model, str(adapter)).eval()
+    except SafetensorError as error:
+        raise ValueError(f"The weights of `{adapter}` are damaged: {error}.") from error
+    except RuntimeError as error:  # what PyTorch says of every single weight
+        raise ValueError(
+            f"`{adapter}` does not fit `{base}`, whose weights have other sizes than those that it was trained on. "
+            "Name its base model with `--base`."
+        ) from error
     tokenizer = _tokenizer(str(adapter), base, options)
     expected = _scores(model, tokenizer)
     model = model.merge_and_unload(safe_merge=True)
@@ -104,7 +114,7 @@ def merge_adapter(
         if not gap <= (HALF_TOLERANCE if merged.dtype.itemsize < 4 else TOLERANCE):
             raise ValueError(
                 f"Merged into its base model, the adapter computes something else: log-probs differ by {gap:.2g} nats. "
-                "Was it trained on other weights, or is a layer that it changes tied to one that it does not?"
+                "Is a layer that it changes tied to one that it does not?"
             )
         _write_card(str(adapter), base, out)
     except BaseException:
