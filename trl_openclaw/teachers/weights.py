@@ -48,7 +48,7 @@ class InitialWeights:
         if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
             raise ValueError(
                 "A model that ZeRO-3 has already spread over processes cannot be copied for the teacher. Pass its path "
-                "as `model`, with `teacher='frozen'`."
+                "as `model`."
             )
         return cls(copy=copy.deepcopy(model))
 
