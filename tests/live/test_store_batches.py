@@ -99,9 +99,15 @@ def test_what_a_checkpoint_holds_is_trained_and_the_rest_is_released(store):
     assert [batch.batch_id for batch in store.open_batches("bob")] == [theirs.batch_id]
 
 
+def folder(store, name):
+    path = store.path.parent / name
+    path.mkdir()
+    return str(path)
+
+
 def publish(store, *names):
     for name in names:
-        store.add_version("default", name, store.published_version("default"), f"/adapters/{name}")
+        store.add_version("default", name, store.published_version("default"), folder(store, name))
         store.publish("default", name)
 
 
@@ -157,11 +163,23 @@ def test_a_version_that_was_rolled_back_does_not_come_back_by_itself(store):
 
 def test_rolling_back_passes_over_what_cannot_be_loaded(store):
     publish(store, "v000001", "v000002")
-    store.add_version("default", "v000003", "v000002", "/adapters/v000003")
+    store.add_version("default", "v000003", "v000002", folder(store, "v000003"))
     store.publish("default", "v000003")
     load_failed(store, "v000002")
     assert store.published_version("default") == "v000003"
     assert store.roll_back("default") == "v000001"
+
+
+def test_rolling_back_passes_over_what_was_removed_and_refuses_it(store):
+    publish(store, "v000001", "v000002", "v000003")
+    (store.path.parent / "v000002").rmdir()
+    with pytest.raises(StoreError, match=r"The adapter of version 'v000002' was removed: .*v000002 is not there"):
+        store.roll_back("default", "v000002")
+    assert store.published_version("default") == "v000003"
+    assert store.roll_back("default") == "v000001"
+    (store.path.parent / "v000001").rmdir()
+    assert store.publish("default", "v000003")
+    assert store.roll_back("default") == "base"
 
 
 def test_a_store_of_the_first_schema_learns_what_was_undone(store):
@@ -212,7 +230,7 @@ def test_versions_and_what_happened_to_them(store):
 def test_rolling_back_goes_to_what_a_version_was_trained_from(store):
     publish(store, "v000001")
     store.add_version("default", "v000002", "v000001", "/never published")
-    store.add_version("default", "v000003", "v000002", "/c")
+    store.add_version("default", "v000003", "v000002", folder(store, "v000003"))
     store.publish("default", "v000003")
     assert store.roll_back("default") == "v000001"
     assert store.published_version("default") == "v000001"

@@ -3,6 +3,7 @@
 import pytest
 
 from trl_openclaw import cli
+from trl_openclaw.live.status.views import version_views
 from trl_openclaw.live.store import Store
 
 CHECKS = {"checks": {"held_out": {"outcome": "no_data", "note": "no held-out turns yet", "numbers": {}}}}
@@ -63,6 +64,20 @@ def test_what_cannot_be_loaded_does_not_answer(store, capsys):
     out = capsys.readouterr().out
     assert "answers now" not in out
     assert out.endswith("\nThe base model answers.\n")
+
+
+def test_the_page_offers_what_answered_and_is_still_there(store):
+    store.publish("default", "v000003")
+
+    def offered():
+        views = version_views(store.versions("default"), "v000003")
+        return [view["version"] for view in views if view["can_return_to"]]
+
+    assert offered() == ["v000002", "v000001", "base"]
+    (store.path.parent / "v000001").rmdir()
+    assert offered() == ["v000002", "base"]
+    store.add_version_event("default", "v000002", "load_failed", {"error": "rank 64 is too large"})
+    assert offered() == ["base"]
 
 
 def test_publish(store, capsys):

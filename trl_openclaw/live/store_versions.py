@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError, UnknownTurnError
@@ -79,15 +80,15 @@ class Versions(Database):
 
         Args:
             user: Whose version.
-            to: The version to go back to, by default the nearest one that the present one was trained from and that
-                answered.
+            to: The version to go back to, by default the nearest that the present one was trained from, that answered,
+                and whose adapter is still there.
 
         Returns:
             The version that answers now.
 
         Raises:
             UnknownTurnError: When there is no such version.
-            StoreError: When there is nothing to go back from or to.
+            StoreError: When there is nothing to go back from or to, or the adapter was removed.
         """
         with self._write() as connection:
             present = _published(connection, user)
@@ -97,6 +98,7 @@ class Versions(Database):
             if target == present:
                 raise StoreError(f"Version {present!r} of user {user!r} answers already.")
             _check_version(connection, user, target)
+            _check_folder(connection, user, target)
             self._add_event(connection, user, present, "rolled_back", {"to": target})
             self._add_event(connection, user, target, "published", {"rolled_back_from": present})
             return target
@@ -151,16 +153,24 @@ def _check_version(connection: sqlite3.Connection, user: str, version: str) -> N
         raise UnknownTurnError(f"User {user!r} has no version {version!r}.")
 
 
+def _check_folder(connection: sqlite3.Connection, user: str, version: str) -> None:
+    row = connection.execute("SELECT path FROM versions WHERE user = ? AND version = ?", (user, version)).fetchone()
+    if row is not None and not Path(row["path"]).is_dir():
+        raise StoreError(f"The adapter of version {version!r} was removed: {row['path']} is not there.")
+
+
 def _ancestor(connection: sqlite3.Connection, user: str, version: str) -> str:
-    """The nearest version that this one was trained from and that answered, else the base model."""
+    """The nearest version that this one was trained from, that answered and is there, else the base model."""
     while version != BASE_VERSION:
         row = connection.execute(
-            "SELECT v.parent, (SELECT e.event FROM version_events e WHERE e.user = v.user AND e.version = v.parent "
-            "AND e.event IN ('published', 'load_failed') ORDER BY e.number DESC LIMIT 1) AS last "
-            "FROM versions v WHERE v.user = ? AND v.version = ?",
+            "SELECT p.version, p.path, (SELECT e.event FROM version_events e "
+            "WHERE e.user = p.user AND e.version = p.version AND e.event IN ('published', 'load_failed') "
+            "ORDER BY e.number DESC LIMIT 1) AS last "
+            "FROM versions v JOIN versions p ON p.user = v.user AND p.version = v.parent "
+            "WHERE v.user = ? AND v.version = ?",
             (user, version),
         ).fetchone()
-        version = BASE_VERSION if row is None else row["parent"]
-        if row is not None and row["last"] == "published":
+        version = BASE_VERSION if row is None else row["version"]
+        if row is not None and row["last"] == "published" and Path(row["path"]).is_dir():
             break
     return version

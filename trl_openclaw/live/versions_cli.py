@@ -65,7 +65,6 @@ def _lines(version: VersionInfo) -> str:
 
 
 def _roll_back(store: Store, args: argparse.Namespace) -> str:
-    _check_folder(store, args.user, args.to)
     return f"{store.roll_back(args.user, args.to)} answers from now on."
 
 
@@ -75,7 +74,7 @@ def _publish(store: Store, args: argparse.Namespace) -> str:
     return f"{args.version} answers from now on." if news else f"{args.version} answers already."
 
 
-def _check_folder(store: Store, user: str, name: str | None) -> None:
+def _check_folder(store: Store, user: str, name: str) -> None:
     """Refuse a version whose adapter was removed.
 
     Raises:

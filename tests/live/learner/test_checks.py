@@ -308,6 +308,14 @@ def test_a_rejected_version_is_not_published_and_its_batch_ends_so(tmp_path, cap
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2"]
 
 
+def test_the_version_that_answered_before_is_not_removed_at_once(tmp_path):
+    store = open_store(tmp_path)
+    record(store, range(12))
+    make_learner(tmp_path, max_updates=3, keep_versions=1).train()
+    assert sorted(path.name for path in (tmp_path / "adapters" / USER).iterdir()) == ["v000002", "v000003"]
+    assert store.roll_back(USER) == "v000002"
+
+
 def reject(learner, updates) -> None:
     """Let the checks of these updates fail."""
     checks, calls = learner.updates.checks, []

@@ -162,7 +162,8 @@ class Updates(TrainerCallback):
             trainer.accelerator.print(f"Version {version} is not published: {OVERTAKEN}.", flush=True)
         desk.store.end_batch(batch_id, "trained", version)
         folder = adapters_of(trainer.args.live_folder, desk.user)
-        remove_old(folder, trainer.args.keep_versions, {version, desk.store.published_version(desk.user)})
+        used = {version, parent, desk.store.published_version(desk.user)}  # `parent`: should the engine refuse this one
+        remove_old(folder, trainer.args.keep_versions, used)
 
     def _save_average(self) -> None:
         """Keep the moving average of weights that no checkpoint has."""

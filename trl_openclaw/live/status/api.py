@@ -118,7 +118,7 @@ def _add_changes(router: APIRouter, store: Store, overviews: Overviews) -> None:
         to, published = _field(body, "to", str), store.published_version(user)
         offered = {view["version"] for view in version_views(store.versions(user), published) if view["can_return_to"]}
         if to not in offered:
-            raise ApiError(409, f"There is no going back to {to[:40]!r}: it has never answered, or answers now.")
+            raise ApiError(409, f"No going back to {to[:40]!r}: it never answered, answers now, or was removed.")
         if published == BASE_VERSION:
             store.publish(user, to)
         else:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...types import Vote, message_text
@@ -124,7 +125,7 @@ def _finite(value: Any) -> Any:
 
 
 def version_views(versions: Sequence[VersionInfo], published: str) -> list[dict[str, Any]]:
-    """The versions, newest first, down to the base model. Those that answered once can be returned to."""
+    """The versions, newest first, down to the base model. Those that answered and are there can be returned to."""
     views = []
     for version in reversed(versions):
         events = [{"event": e.event, "detail": _finite(e.detail), "created": e.created} for e in version.events]
@@ -136,7 +137,7 @@ def version_views(versions: Sequence[VersionInfo], published: str) -> list[dict[
                 "created": version.created,
                 "status": status,
                 "events": events,
-                "can_return_to": once and not version.published,
+                "can_return_to": once and not version.published and Path(version.path).is_dir(),
             }
         )
     base = "published" if published == BASE_VERSION else "superseded"
