@@ -414,6 +414,23 @@ def test_feedback(gateway):
     assert post(gateway, "/v1/feedback", b'{"id": "\\ud800", "thumb": "up"}')[0] in (400, 404)
 
 
+def test_the_last_thumb_counts(gateway):
+    reply, other = gateway.ask("hello"), gateway.ask("hello again")
+    for thumb, score in (("up", 1), ("down", -1), ("up", 1)):
+        assert post(gateway, "/v1/feedback", {"id": reply.id, "thumb": thumb})[1]["new"] is True
+        assert gateway.store.show("default", reply.id).verdict.score == score
+    assert post(gateway, "/v1/feedback", {"id": reply.id, "thumb": "up", "correction": "Greet me."})[1]["new"] is True
+    for again in ({}, {"correction": " Greet me. "}):
+        assert post(gateway, "/v1/feedback", {"id": reply.id, "thumb": "up", **again})[1]["new"] is False
+    assert gateway.store.show("default", reply.id).verdict.hints == ("Greet me.",)
+    news = [
+        post(gateway, "/v1/feedback", {"id": one.id, "thumb": "down", "key": "1"})[1]["new"]
+        for one in (reply, other, other)
+    ]
+    assert news == [True, True, False]  # a key names feedback on one reply
+    assert [turn.verdict.score for turn in gateway.turns()] == [-1, -1]
+
+
 def test_unknown_paths_and_methods(gateway):
     assert post(gateway, "/v1/completions", {})[0] == 404
     assert post(gateway, "/v1/models", {})[0] == 405

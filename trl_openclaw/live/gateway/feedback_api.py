@@ -1,12 +1,13 @@
 """`POST /v1/feedback`: what a person says of a reply."""
 
-import hashlib
+import uuid
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from ...errors import StoreError, UnknownTurnError
+from ..records import StoredVerdict
 from ..store import Store
 from .api_errors import ApiError
 from .auth import CurrentUser
@@ -25,7 +26,8 @@ class Feedback(BaseModel):
         turn_id: The completion's own id; under the name `id`, too.
         thumb: `"up"`, `"down"` or `"none"`; or 1, -1 or 0.
         correction: What the reply should have been like. It is the turn's hint.
-        key: Names this piece of feedback, so that sending it again counts once. By default its content does.
+        key: Names this piece of feedback on this reply, so that sending it again counts once. Without one, saying what
+            was said last counts once.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -35,21 +37,25 @@ class Feedback(BaseModel):
     correction: Annotated[str, Field(max_length=MAX_CORRECTION_CHARS)] | None = None
     key: Annotated[str, Field(min_length=1, max_length=200)] | None = None
 
-    @property
-    def name(self) -> str:
-        """The key, given or made of the content."""
-        content = "\0".join([self.turn_id, str(_THUMBS[self.thumb]), self.correction or ""])
-        return self.key or hashlib.sha256(content.encode("utf-8", "replace")).hexdigest()
+    def repeats(self, last: StoredVerdict | None) -> bool:
+        """Whether it says what already counts, and has no key of its own."""
+        if self.key is not None or last is None or last.source != "feedback" or last.score != _THUMBS[self.thumb]:
+            return False
+        correction = (self.correction or "").strip()
+        return not correction or correction in last.hints
 
 
 @router.post("/v1/feedback")
 async def feedback(request: Request, said: Feedback, user: CurrentUser) -> dict[str, Any]:
-    """Take feedback. `new` says whether it was heard for the first time."""
+    """Take feedback. `new` says whether it was news."""
     gateway = request.app.state.gateway
     thumb = _THUMBS[said.thumb]
 
     def work(store: Store) -> bool:
-        return store.add_feedback(user, said.turn_id, thumb, said.correction, said.name)
+        if said.repeats(store.show(user, said.turn_id).verdict):
+            return False
+        key = f"{said.turn_id} {said.key or uuid.uuid4().hex}"  # a client may name each reply's first feedback alike
+        return store.add_feedback(user, said.turn_id, thumb, said.correction, key)
 
     try:
         new = await gateway.recorder.call(work)
