@@ -307,9 +307,13 @@ class TestTurns:
         assert outcomes == ["positive"] * 11 + [None]
         assert len(outcomes) == 12
 
-    @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=many", "before=x"])
-    def test_pages_have_limits(self, page, query):
-        assert call(page, f"/status/sessions?{query}")[0] == 400
+    @pytest.mark.parametrize(
+        "query", ["limit=0", "limit=101", "limit=many", "before=x", "before=-1", f"before={2**63}"]
+    )
+    @pytest.mark.parametrize("path", ["sessions?", "turns?session=s&"])
+    def test_pages_have_limits(self, page, path, query):
+        assert call(page, f"/status/{path}{query}")[0] == 400
+        assert call(page, f"/status/{path}before={2**63 - 1}")[0] == 200
 
     def test_missing_numbers_are_missing(self, page, store):
         add_turn(store, "a", HI, "Its starch.", session="s", verdict=votes(1), next_state="Thanks")
@@ -363,6 +367,12 @@ class TestChanges:
         assert status == 400
         assert answer["error"]["message"]
         assert store.show(USER, turn).verdict.hints == (HINT,)
+
+    @pytest.mark.parametrize(
+        ("path", "body"), [("hints", {"turn": "\ud800", "hints": ["x"]}), ("delete", {"session": "\ud800"})]
+    )
+    def test_names_that_are_no_text_name_nothing(self, page, turn, path, body):
+        assert call(page, f"/status/{path}", body)[0] == 404
 
     def test_a_turn_is_deleted_with_its_text(self, page, store, turn, tmp_path):
         assert call(page, "/status/delete", {"turn": turn})[2] == {"turns": 1}

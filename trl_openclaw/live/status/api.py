@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from ...errors import StoreBusyError, StoreError, UnknownTurnError
+from ...types import valid_text
 from ..gateway.api_errors import ApiError
 from ..gateway.app import Gateway
 from ..gateway.auth import CurrentUser
@@ -30,6 +31,7 @@ MOST_HINTS = 20
 LONGEST_HINT = 4000
 
 Limit = Annotated[int, Query(ge=1, le=100)]
+Before = Annotated[int | None, Query(ge=0, lt=2**63)]  # what SQLite has for numbers
 Json = Annotated[Any, Body()]
 
 
@@ -61,12 +63,12 @@ def _add_reads(router: APIRouter, store: Store, overviews: Overviews) -> None:
         return JsonAnswer(data, headers=headers)
 
     @router.get("/status/sessions")
-    def sessions(user: CurrentUser, limit: Limit = 20, before: int | None = None, side: bool = False) -> JSONResponse:
+    def sessions(user: CurrentUser, limit: Limit = 20, before: Before = None, side: bool = False) -> JSONResponse:
         found = store.session_page(user, limit + 1, before, side)
         return _data({"sessions": [session_view(line) for line in found[:limit]], "more": len(found) > limit})
 
     @router.get("/status/turns")
-    def turns(user: CurrentUser, session: str, limit: Limit = 20, before: int | None = None) -> JSONResponse:
+    def turns(user: CurrentUser, session: str, limit: Limit = 20, before: Before = None) -> JSONResponse:
         found = store.turns(user, session, limit=limit + 1, before=before)
         shown = found[:limit][::-1]
         scored = store.scored_batches(shown)
@@ -146,7 +148,7 @@ def _field(body: Any, name: str, kind: type) -> Any:
     value = body.get(name) if isinstance(body, dict) else None
     if not isinstance(value, kind):
         raise ApiError(400, f"The body must be JSON with {name!r}: {kind.__name__}.", param=name)
-    return value
+    return valid_text(value) if isinstance(value, str) else value
 
 
 class JsonAnswer(JSONResponse):
