@@ -134,6 +134,17 @@ def test_a_version_that_is_published_again_is_no_longer_old(store):
     assert [store.show(None, name).lag for name in (turn, late)] == [0, 1]
 
 
+def test_publishing_on_the_condition_of_what_answers(store):
+    publish(store, "v000001", "v000002")
+    store.roll_back("default")
+    store.add_version("default", "v000003", "v000002", folder(store, "v000003"))
+    assert not store.publish("default", "v000003", if_published="v000002")
+    assert store.published_version("default") == "v000001"
+    assert store.publish("default", "v000003", if_published="v000001")
+    assert not store.publish("default", "v000003", if_published="v000003")
+    assert [event.event for event in store.versions("default")[2].events] == ["published"]
+
+
 def load_failed(store, *names):
     for name in names:
         store.add_version_event("default", name, "load_failed", {"error": "rank 64 is too large"})

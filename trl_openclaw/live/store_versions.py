@@ -60,17 +60,26 @@ class Versions(Database):
         with self._write() as connection:
             self._add_event(connection, user, version, event, detail)
 
-    def publish(self, user: str, version: str, detail: Mapping[str, Any] | None = None) -> bool:
+    def publish(
+        self, user: str, version: str, detail: Mapping[str, Any] | None = None, *, if_published: str | None = None
+    ) -> bool:
         """Let a version answer this user's requests from now on.
 
+        Args:
+            user: Whose version.
+            version: The version.
+            detail: What to keep with the event.
+            if_published: Do so only if this one is what answers now.
+
         Returns:
-            Whether that is news.
+            Whether it was done: not if it answers already.
 
         Raises:
             UnknownTurnError: When there is no such version.
         """
         with self._write() as connection:
-            if _published(connection, user) == version:
+            present = _published(connection, user)
+            if version == present or if_published not in (None, present):
                 return False
             self._add_event(connection, user, version, "published", detail)
             return True

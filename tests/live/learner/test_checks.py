@@ -308,6 +308,24 @@ def test_a_rejected_version_is_not_published_and_its_batch_ends_so(tmp_path, cap
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2"]
 
 
+def test_a_roll_back_in_the_last_moment_is_not_overwritten(tmp_path):
+    store = open_store(tmp_path)
+    record(store, range(8))
+    make_learner(tmp_path, max_updates=1).train()
+    learner = make_learner(tmp_path, max_updates=2)
+    own = learner.desk.store._store
+    publish = own.publish
+
+    def meanwhile(*args, **kwargs):
+        store.roll_back(USER)
+        return publish(*args, **kwargs)
+
+    own.publish = meanwhile
+    learner.train()
+    assert store.published_version(USER) == "base"
+    assert store.versions(USER)[-1].events[-1].event == "rejected"
+
+
 def test_the_version_that_answered_before_is_not_removed_at_once(tmp_path):
     store = open_store(tmp_path)
     record(store, range(12))

@@ -128,6 +128,22 @@ def test_a_version_that_was_left_behind(store, desk, progress, published, expect
     assert store.published_version(USER) == ("v000002" if expected[-1] == "published" else published or "base")
 
 
+def test_a_roll_back_in_the_last_moment_is_not_overwritten(store, desk, monkeypatch):
+    store.add_version(USER, "v000001", "base", "/1")
+    store.publish(USER, "v000001")
+    store.add_version(USER, "v000002", "v000001", "/2")
+    publish = store.publish
+
+    def meanwhile(*args, **kwargs):
+        store.roll_back(USER)
+        return publish(*args, **kwargs)
+
+    monkeypatch.setattr(store, "publish", meanwhile)
+    desk.reconcile(Progress("v000002"))
+    assert store.published_version(USER) == "base"
+    assert events(store)["v000002"] == ["rejected"]
+
+
 # Checkpoints
 
 

@@ -79,11 +79,10 @@ class Desk:
                 continue
             if version.version != progress.version:
                 reason = LEFT_BEHIND
-            elif self.store.published_version(self.user) != version.parent:
-                reason = OVERTAKEN
-            else:
-                self.store.publish(self.user, version.version)
+            elif self.store.publish(self.user, version.version, if_published=version.parent):
                 continue
+            else:
+                reason = OVERTAKEN
             self.store.add_version_event(self.user, version.version, "rejected", {"reason": reason})
         return released
 

@@ -154,8 +154,7 @@ class Updates(TrainerCallback):
         parent = trainer.progress.version
         desk.open = None  # whatever fails from here on, the marker alone says whether the batch is free again
         mark_whole(checkpoint, progress)
-        if desk.store.published_version(desk.user) == parent:
-            desk.store.publish(desk.user, version)
+        if desk.store.publish(desk.user, version, if_published=parent):
             trainer.accelerator.print(f"Version {version} is published ({self._summary}).", flush=True)
         else:
             desk.store.add_version_event(desk.user, version, "rejected", {"reason": OVERTAKEN})
