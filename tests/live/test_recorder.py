@@ -93,6 +93,27 @@ def test_what_does_not_fit_into_memory_is_counted(tmp_path):
     recorder.close()
 
 
+def test_a_request_that_did_not_fit_into_memory_is_matched_when_its_reply_does(tmp_path):
+    store, metrics = FullStore(tmp_path / "store.db"), Metrics()
+    recorder = Recorder(store, metrics, max_waiting_bytes=1000)
+    one = turn_of("one")
+    assert recorder.finish(origin_of("one"), lambda found: one, 1).result(5)
+    store.full = True
+    recorder.finish(origin_of("large"), lambda found: turn_of("large"), 850)
+    following = {"role": "user", "content": "Go on."}
+    origin = Origin("two", "default", [*one.messages, one.reply, following], None, None, 100)
+    recorder.begin(origin)
+    wait_for(lambda: recorder.problem)
+    store.full = False
+    wait_for(lambda: recorder.problem is None)
+    two = new_turn(turn_id="two", messages=origin.messages)
+    assert recorder.finish(origin, lambda found: replace(two, parent=found.parent), 1).result(5)
+    recorder.close()
+    turns = {turn.turn_id: turn for turn in store.all_turns()}
+    assert turns["two"].parent == "one"
+    assert turns["one"].next_state == [following]
+
+
 def test_what_can_never_be_recorded_holds_up_nothing(tmp_path):
     store, metrics = Store(tmp_path / "store.db"), Metrics()
     recorder = Recorder(store, metrics)

@@ -128,7 +128,8 @@ class Recorder:
         """
 
         def work(store: Store) -> None:
-            turn = turn_of(origin.found or Match(session_id=origin.session_id))
+            # What `begin` was given may not have fitted into memory.
+            turn = turn_of(origin.found or self._match(store, origin))
             hashes = turn_hashes(turn.messages, turn.reply)
             recorded = store.record_turn(turn, hashes, asked_after=origin.asked_after)
             (self.metrics.turns.labels(turn.kind) if recorded else self.metrics.turns_deleted).inc()
@@ -158,7 +159,7 @@ class Recorder:
             self.metrics.turns_lost.inc(lost)
             logger.error("%d turns could not be written before the end and are lost: %s", lost, self._failure)
 
-    def _match(self, store: Store, origin: Origin) -> None:
+    def _match(self, store: Store, origin: Origin) -> Match:
         side = origin.side_reason is not None
         found = match(store, origin.user, origin.messages, origin.session_id, side=side)
         news = attach(store, found, origin.turn_id, asked_after=origin.asked_after)
@@ -170,6 +171,7 @@ class Recorder:
         count("ambiguous").inc(found.ambiguous)
         if news:
             self.on_answer()
+        return found
 
     def _put(self, job: _Job) -> None:
         with self._changed:
