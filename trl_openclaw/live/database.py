@@ -143,12 +143,18 @@ class Database:
         except OSError as error:
             raise StoreError(f"{self.path} cannot be opened: {error.strerror}.") from error
 
-    def _checkpoint(self) -> None:
-        """Move everything from the log into the file and empty the log.
+    def _scrub(self) -> None:
+        """Leave nothing of what was deleted, neither in the file nor in its log.
+
+        Freed pages are overwritten at once (`secure_delete`), but where rows have moved, pages in use keep copies of
+        them in their gaps. So the file is written anew.
 
         Raises:
-            StoreBusyError: When a reader keeps the log in use.
+            StoreBusyError: When another process is writing, or a reader keeps the log in use.
+            StoreFullError: When there is no room for the new file.
         """
+        with self._errors():
+            self._connection.execute("VACUUM")
         with self._errors(), closing(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")) as cursor:
             busy, _, _ = cursor.fetchone()
         if busy:

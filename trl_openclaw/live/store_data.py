@@ -177,8 +177,8 @@ class People(Database):
         """Delete turns with all that hangs on them, and their text wherever it lies.
 
         With a turn go all turns whose history holds its reply, and the next states of earlier turns that its request
-        told, with what a judge made of them. Exports that hold any of it are removed. The freed parts of the file are
-        overwritten and its log is emptied. A reply that this user waits for meanwhile is not recorded, since its
+        told, with what a judge made of them. Exports that hold any of it are removed. The file is written anew
+        without it and its log is emptied. A reply that this user waits for meanwhile is not recorded, since its
         request may hold some of it. What was learned from a turn stays in the adapters.
 
         Args:
@@ -192,7 +192,8 @@ class People(Database):
         Raises:
             UnknownTurnError: When there is no such user, session or turn.
             StoreError: When nothing is named, or a session of this name belongs to several users.
-            StoreBusyError: Also when everything is deleted, but a reader keeps the log in use. Delete again.
+            StoreBusyError: Also when everything is deleted, but another process keeps traces of it from being removed.
+                Delete it again.
         """
         what = "turn" if turn_id is not None else "session" if session_id is not None else "user"
         named = turn_id or session_id or user
@@ -212,7 +213,10 @@ class People(Database):
                     "INSERT INTO deletions (user, what, id, turns, created) VALUES (?, ?, ?, ?, ?)",
                     (owner, what, named, len(gone), self.clock()),
                 )
-            self._checkpoint()
+            try:
+                self._scrub()
+            except StoreError as error:
+                raise type(error)(f"All is deleted, but traces of it are left: delete it again. {error}") from error
         return Deletion(len(gone), sessions, tuple(removed))
 
 
