@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from datasets import load_from_disk
-from live_traffic import assistant, chat, ready_turn, record, user
+from live_traffic import assistant, chat, ready_turn, record, turn_ids, user
 
 from trl_openclaw import Verdict, Vote
 from trl_openclaw.errors import StoreBusyError, StoreError, UnknownTurnError
@@ -286,14 +286,20 @@ def test_a_dataset_is_for_training(store, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+    ready_turn(store, user="trained")
+    batch = store.claim("trained", 1, 0)
     calling = record(store, reply=assistant(None, tool_calls=[call]), tools=tools)
     store.add_next_state(calling.turn_id, [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}])
     parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
     ready_turn(store, messages=[user(parts)])
     record(store)
     record(store, kind="side")
+    record(store, turn_id=next(turn_ids(held_out=True)))
+    for owner in ("out", "trained", "default"):
+        store.opt_out(owner)
+    store.opt_out("default", False)
     record(store, user="out")
-    store.opt_out("out")
+    store.end_batch(batch.batch_id, "trained")
     path, count = store.export(form="dataset")
     data = load_from_disk(str(path))
     assert count == len(data) == 3

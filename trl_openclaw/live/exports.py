@@ -13,6 +13,7 @@ from ..errors import StoreBusyError
 from ..trajectories import next_state_of
 from .database import to_json
 from .records import StoredTurn
+from .store_turns import is_held_out
 
 ExportFormat = Literal["jsonl", "dataset"]
 
@@ -44,13 +45,16 @@ def exclusively(live_dir: Path) -> Iterator[None]:
         raise StoreBusyError(f"Another process has been writing to {folder} for more than a minute.") from error
 
 
-def write(live_dir: Path, turns: Iterable[StoredTurn], form: ExportFormat) -> tuple[Path, int]:
+def write(
+    live_dir: Path, turns: Iterable[StoredTurn], form: ExportFormat, opted_out: Collection[str] = ()
+) -> tuple[Path, int]:
     """Write an export, which appears when it is whole. Call it within [`exclusively`].
 
     Args:
         live_dir: The live folder.
-        turns: What to write. A dataset leaves out side traffic and users who opted out, since it is for training.
+        turns: What to write. A dataset is for training: it leaves out side traffic and what is kept for checks.
         form: `"jsonl"`, or `"dataset"` for a folder that `datasets.load_from_disk` reads.
+        opted_out: Users who are left out of a dataset, also with what was trained before.
 
     Returns:
         The file or folder, and how many turns are in it.
@@ -60,7 +64,8 @@ def write(live_dir: Path, turns: Iterable[StoredTurn], form: ExportFormat) -> tu
     ids: list[str] = []
     with open(unfinished / LINES, "w", encoding="utf-8") as lines:
         for turn in turns:
-            if form == "jsonl" or turn.state not in ("side", "opted_out"):
+            for_training = turn.kind == "main" and turn.user not in opted_out and not is_held_out(turn.turn_id)
+            if form == "jsonl" or for_training:
                 lines.write(to_json(export_row(turn)) + "\n")
                 ids.append(turn.turn_id)
     if form == "dataset" and ids:  # of no rows there is no dataset

@@ -91,7 +91,7 @@ class People(Database):
             session_id: Only those of this session.
             turn_id: Only this one.
             form: `"jsonl"` for all, one in a line, or `"dataset"` for a `datasets` folder to train on, without side
-                traffic and users who opted out.
+                traffic, users who opted out, and turns that are kept for checks.
 
         Returns:
             The file or folder, and how many turns are in it.
@@ -100,7 +100,8 @@ class People(Database):
             UnknownTurnError: When there are none.
         """
         with exports.exclusively(self.path.parent):
-            path, count = exports.write(self.path.parent, self.all_turns(user, session_id, turn_id), form)
+            turns = self.all_turns(user, session_id, turn_id)
+            path, count = exports.write(self.path.parent, turns, form, self._opted_out())
             if not count:
                 shutil.rmtree(path.parent)
                 raise UnknownTurnError("There are no such turns to export.")
@@ -172,6 +173,14 @@ class People(Database):
                 "SELECT opted_out FROM opt_outs WHERE user = ? ORDER BY number DESC LIMIT 1", (user,)
             ).fetchone()
         return row is not None and bool(row["opted_out"])
+
+    def _opted_out(self) -> set[str]:
+        with self._read() as connection:
+            rows = connection.execute(
+                "SELECT user FROM opt_outs "
+                "WHERE number IN (SELECT max(number) FROM opt_outs GROUP BY user) AND opted_out"
+            )
+            return {row["user"] for row in rows}
 
     def delete(self, user: str | None = None, *, session_id: str | None = None, turn_id: str | None = None) -> Deletion:
         """Delete turns with all that hangs on them, and their text wherever it lies.
