@@ -1,12 +1,14 @@
 """Old logs come in through the same path as live traffic, and coming in twice changes nothing."""
 
 import json
+import sqlite3
 from dataclasses import asdict, replace
 
 import pytest
 from live_traffic import assistant, chat, next_text, ready_turn, record, user
 
 from trl_openclaw import Verdict, Vote
+from trl_openclaw.errors import StoreBusyError
 from trl_openclaw.live.replay import replay
 from trl_openclaw.live.store import Store
 
@@ -141,7 +143,23 @@ ROW = {"turn_id": "t", "prompt": [user("Hi")], "completion": [assistant("Hello."
         (json.dumps({**ROW, "turn_id": 5}), "`turn_id` is no text"),
         (json.dumps({**ROW, "user": ""}), "`user` is no text"),
         (json.dumps({**ROW, "created": "now"}), "`created` is no number"),
+        (json.dumps({**ROW, "created": True}), "`created` is no number"),
+        (json.dumps({**ROW, "created": 10**30}), "`created` is no number"),
+        (json.dumps({**ROW, "created": float("nan")}), "finite"),
+        (json.dumps(ROW)[:-1] + ', "created": 1e999}', "`created` is no number"),
         (json.dumps({**ROW, "kind": "x"}), "kind"),
+        (json.dumps({**ROW, "side_reason": {}}), "`side_reason` is no text"),
+        (json.dumps({**ROW, "finish_reason": {"a": 1}}), "`finish_reason` is no text"),
+        (json.dumps({**ROW, "model": 5}), "`model` is no text"),
+        (json.dumps({**ROW, "model_version": ["v"]}), "`model_version` is no text"),
+        (json.dumps({**ROW, "tools": "x"}), "`tools` is no list"),
+        (json.dumps({**ROW, "session_id": "\ud800"}), "surrogates"),
+        (json.dumps({**ROW, "logprobs": [10**400], "completion_ids": [1]}), "too large"),
+        (json.dumps({**ROW, "next_state_messages": [user("x")], "next_state_told_by": {}}), "`next_state_told_by`"),
+        (json.dumps({**ROW, "verdict_source": "judge", "outcome": {}}), "`outcome`"),
+        (json.dumps({**ROW, "verdict_source": "judge", "outcome": "positive", "judge_score": 7}), "`judge_score`"),
+        (json.dumps({**ROW, "verdict_source": "nobody", "outcome": "positive"}), "`verdict_source`"),
+        (json.dumps({**ROW, "verdict_source": "edit", "hints": [5]}), "`hints` are texts"),
         (json.dumps({**ROW, "completion": []}), "`completion` is no list"),
         (json.dumps({**ROW, "logprobs": [float("nan")], "completion_ids": [1]}), "finite"),
         (json.dumps({**ROW, "completion_ids": ["a"]}), "not supported"),
@@ -155,6 +173,24 @@ def test_a_line_that_cannot_be_read_costs_itself(store, line, message):
     assert report.failures[0].startswith("line 2: ")
     assert message in report.failures[0]
     assert report.turns == 2
+    assert len(list(store.all_turns())) == 2  # nothing of it is there
+
+
+def test_a_store_that_cannot_be_written_ends_it(tmp_path, store):
+    busy = Store(store.path, busy_seconds=0)
+    with sqlite3.connect(store.path, isolation_level=None) as lock:
+        lock.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusyError):
+            replay(busy, LOG)
+
+
+def test_versions_keep_their_names_where_they_are_known(store):
+    store.add_version("default", "v000003", "base", "adapters/v000003")
+    for number, owner in enumerate(("default", "ann")):
+        replay(store, [json.dumps({**ROW, "turn_id": f"t{number}", "user": owner, "model_version": "v000003"})])
+    replay(store, [json.dumps({**ROW, "turn_id": "b", "model_version": "base"})])
+    found = {turn.turn_id: turn.model_version for turn in store.all_turns()}
+    assert found == {"t0": "v000003", "t1": "imported", "b": "base"}
 
 
 def test_the_least_that_a_row_needs(store):

@@ -2,20 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, NoReturn, Protocol, get_args
 
-from ..types import Verdict, Vote, is_parts
+from ..types import Outcome, Verdict, Vote, is_parts
 from .canonical import turn_hashes
-from .records import DEFAULT_USER, NewTurn, StoredTurn, TurnHashes, VerdictSource
+from .records import BASE_VERSION, DEFAULT_USER, NewTurn, StoredTurn, TurnHashes, VerdictSource, VersionInfo
 from .sessions import NextStateTaker, TurnFinder, attach, match
 from .side_traffic import side_reason
 
 IMPORTED_VERSION = "imported"
-"""The `model_version` of replies whose weights nobody knows."""
+"""The `model_version` of replies whose weights this store does not know."""
 
 _FAILURES_KEPT = 20
+_LAST_SECOND = 253_402_300_800  # of the year 9999, behind which no calendar goes
 _SAMPLING = (
     *("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop", "n"),
     *("presence_penalty", "frequency_penalty"),
@@ -35,6 +37,10 @@ class ReplayStore(TurnFinder, NextStateTaker, Protocol):
 
     def add_verdict(self, turn_id: str, verdict: Verdict, source: VerdictSource = ...) -> bool:
         """Keep a verdict."""
+        ...
+
+    def versions(self, user: str) -> list[VersionInfo]:
+        """A user's versions."""
         ...
 
 
@@ -81,23 +87,33 @@ def replay(store: ReplayStore, lines: Iterable[str], user: str | None = None) ->
         What became of it. A line that cannot be read costs itself and no other.
     """
     report = ReplayReport()
+
+    @cache
+    def known_versions(owner: str) -> set[str]:
+        return {BASE_VERSION, *(version.version for version in store.versions(owner))}
+
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             for logged in _read(line, user):
-                _take(store, logged, report)
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+                _take(store, logged, known_versions, report)
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
             report.failed += 1
             if len(report.failures) < _FAILURES_KEPT:
                 report.failures.append(f"line {number}: {error}")
     return report
 
 
-def _take(store: ReplayStore, logged: _Logged, report: ReplayReport) -> None:
+def _take(
+    store: ReplayStore, logged: _Logged, known_versions: Callable[[str], Collection[str]], report: ReplayReport
+) -> None:
     turn, row = logged.turn, logged.row
     verdicts = list(_verdicts(row))
     followed = _messages(row["next_state_messages"], "next_state_messages") if row.get("next_state_messages") else []
+    source, told_by = _text(row, "next_state_source", "import"), _text(row, "next_state_told_by", "") or None
+    if turn.model_version not in known_versions(turn.user):  # another store's v000003 is not this one's
+        turn = replace(turn, model_version=IMPORTED_VERSION)
     found = match(store, turn.user, turn.messages, logged.session_id or None, side=turn.kind == "side")
     turn = replace(turn, parent=found.parent, session_id=found.session_id or turn.turn_id)
     # The other way round an import that was killed in between would never attach it.
@@ -109,14 +125,13 @@ def _take(store: ReplayStore, logged: _Logged, report: ReplayReport) -> None:
     report.turns += new
     report.known += not new
     if followed:
-        source = _text(row, "next_state_source", "import")
-        report.next_states += store.add_next_state(turn.turn_id, followed, source, row.get("next_state_told_by"))
+        report.next_states += store.add_next_state(turn.turn_id, followed, source, told_by)
     for verdict, given_by in verdicts if stored.verdict is None else ():
         store.add_verdict(turn.turn_id, verdict, given_by)
 
 
 def _read(line: str, user: str | None) -> Iterator[_Logged]:
-    row = json.loads(line)
+    row = json.loads(line, parse_constant=_no_constant)
     if isinstance(row, dict) and {"turn_id", "prompt", "completion"} <= set(row):
         yield _exported(row, user)
     elif isinstance(row, dict) and isinstance(row.get("request"), dict) and isinstance(row.get("response"), dict):
@@ -132,17 +147,17 @@ def _exported(row: Mapping[str, Any], user: str | None) -> _Logged:
         session_id="",
         parent=None,
         kind="main" if row.get("kind") is None else row["kind"],
-        side_reason=row.get("side_reason"),
+        side_reason=_text(row, "side_reason", "") or None,
         messages=_messages(row["prompt"], "prompt"),
-        tools=row.get("tools"),
+        tools=_tools(row.get("tools")),
         reply=_messages(row["completion"], "completion")[0],
-        finish_reason=row.get("finish_reason") or "stop",
+        finish_reason=_text(row, "finish_reason", "") or "stop",
         prompt_ids=tuple(row.get("prompt_ids") or ()),
         completion_ids=tuple(row.get("completion_ids") or ()),
         logprobs=tuple(row.get("logprobs") or ()),
         sampling=row.get("sampling") or {},
-        model=row.get("model") or "",
-        model_version=row.get("model_version") or IMPORTED_VERSION,
+        model=_text(row, "model", ""),
+        model_version=_text(row, "model_version", "") or IMPORTED_VERSION,
     )
     return _Logged(turn, _text(row, "session_id", ""), _time(row.get("created")), row)
 
@@ -171,9 +186,9 @@ def _paired(row: Mapping[str, Any], user: str | None) -> Iterator[_Logged]:
             kind="main" if reason is None else "side",
             side_reason=reason,
             messages=messages,
-            tools=request.get("tools"),
+            tools=_tools(request.get("tools")),
             reply=reply,
-            finish_reason=choice.get("finish_reason") or "stop",
+            finish_reason=_text(choice, "finish_reason", "") or "stop",
             prompt_ids=(),
             completion_ids=(),
             logprobs=(),
@@ -190,7 +205,13 @@ def _verdicts(row: Mapping[str, Any]) -> Iterator[tuple[Verdict, VerdictSource]]
     source, hint_source = row.get("verdict_source"), row.get("hint_source")
     if source is None:
         return
+    if source not in get_args(VerdictSource) or hint_source not in (None, *get_args(VerdictSource)):
+        raise ValueError("`verdict_source` and `hint_source` are 'judge', 'feedback' or 'edit'.")
+    if row.get("judge_score") not in (None, -1, 0, 1) or row.get("outcome") not in (None, *get_args(Outcome)):
+        raise ValueError("`judge_score` is -1, 0 or 1, and `outcome` what votes come to.")
     hints = tuple(row.get("hints") or ())
+    if not all(isinstance(hint, str) for hint in hints):
+        raise ValueError("`hints` are texts.")
     votes = tuple(Vote(**vote) for vote in row.get("votes") or ())
     if source != "edit":
         yield Verdict(row.get("judge_score"), row["outcome"], hints if hint_source == source else (), votes), source
@@ -206,9 +227,21 @@ def _text(row: Mapping[str, Any], name: str, default: str | None = None) -> str:
 
 
 def _time(created: Any) -> float | None:
-    if not isinstance(created, int | float | None):
-        raise ValueError("`created` is no number of seconds.")
-    return created
+    if created is None:
+        return None
+    if isinstance(created, bool) or not isinstance(created, int | float) or not 0 <= created < _LAST_SECOND:
+        raise ValueError("`created` is no number of seconds since 1970.")
+    return float(created)
+
+
+def _tools(tools: Any) -> list[dict[str, Any]] | None:
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise ValueError("`tools` is no list of tools.")
+    return tools
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no finite number.")
 
 
 def _messages(value: Any, name: str) -> list[dict[str, Any]]:
