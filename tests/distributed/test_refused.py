@@ -11,6 +11,8 @@ WORDS = {
     "a mistake that the trainer of TRL finds": "You passed `sync_ref_model=True` while `beta=0.0`",
     "a mistake that we find": "Use `importance_sampling_level='token'`",
     "too few prompts for all processes": "`train_dataset` has 8 rows, but one generation batch takes 16 prompts",
+    "an average that one process alone has": "machine1/checkpoint-1` has no `ema_teacher.safetensors`",
+    "checkpoints that one process alone has": "There is no checkpoint in `output_dir`",
 }
 
 

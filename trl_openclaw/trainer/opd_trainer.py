@@ -30,7 +30,7 @@ from .build_teacher import TeacherModel, build_reference, build_teacher, choose_
 from .comparison import Comparison
 from .early_feedback import EarlyFeedback
 from .engine import lend_engine
-from .guard import FailureGuard, SilenceAlarm, check_services
+from .guard import FailureGuard, SilenceAlarm, check_services, stop_together
 from .inputs import (
     check_batch,
     check_columns,
@@ -252,14 +252,23 @@ class OPDTrainer(TurnRewards, ProfiledSteps, SeamGRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any):
         """Check that judge and next states can be reached, then train as usual, with the teacher as it was saved."""
         check_services([self.judge, self.next_state], self)
-        checkpoint = resume_from_checkpoint
-        if checkpoint is True:
-            checkpoint = get_last_checkpoint(self.args.output_dir)
-        if checkpoint and isinstance(self.teacher, LocalTeacher):
-            self.teacher.restore(str(checkpoint))
+        if resume_from_checkpoint and isinstance(self.teacher, LocalTeacher):
+            self._restore(self.teacher, resume_from_checkpoint)
         self.forget_batches()
         announce_roles(self)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _restore(self, teacher: LocalTeacher, resume_from_checkpoint: str | bool) -> None:
+        """Let the teacher go on as it was saved, or stop all processes: one may not see the folder of the others."""
+        problem, output_dir = None, self.args.output_dir
+        try:
+            found = get_last_checkpoint(output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+            if found is None:
+                raise ValueError(f"There is no checkpoint in `output_dir`, {output_dir}.")
+            teacher.restore(str(found))
+        except (ValueError, OSError) as error:
+            problem = str(error)
+        stop_together(problem, self.accelerator, ValueError)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy as usual, without what the teacher keeps inside its model; in a checkpoint, beside it."""
