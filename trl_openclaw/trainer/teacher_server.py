@@ -26,7 +26,7 @@ def check_teacher_server(trainer: SeamGRPOTrainer, teacher: ServerTeacher, topk:
 
     Raises:
         ValueError: If the teacher cannot honour the trainer's settings.
-        TeacherError: On every rank, if the server cannot be used.
+        TeacherError: On every rank, if the server cannot be used, or has no room for a completion.
         VocabularyMismatchError: On every rank, if it reads token ids differently.
     """
     if trainer.temperature != 1:
@@ -52,6 +52,13 @@ def check_teacher_server(trainer: SeamGRPOTrainer, teacher: ServerTeacher, topk:
     if isinstance(found[0], Exception):
         raise found[0]
     teacher.facts = found[0]
+    longest = trainer.max_completion_length
+    if teacher.max_length is not None and teacher.max_length <= longest:
+        raise TeacherError(
+            f"{teacher.where} reads {teacher.max_length} tokens, which leaves no room for a prompt beside "
+            f"`max_completion_length={longest}`. Start it with a larger `--max-model-len`, or lower "
+            "`max_completion_length`."
+        )
     if teacher.same_weights_at_start is None:
         untouched = initial.fresh_adapter or not is_peft_model(trainer.model)
         policy = get_config_model_id(trainer.model.config)
