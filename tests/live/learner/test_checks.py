@@ -308,6 +308,19 @@ def test_a_rejected_version_is_not_published_and_its_batch_ends_so(tmp_path, cap
     assert sorted(path.name for path in folder.glob("checkpoint-*")) == ["checkpoint-2"]
 
 
+def test_it_goes_on_without_a_version_that_the_engine_refused(tmp_path, capsys):
+    store = open_store(tmp_path)
+    record(store, range(8))
+    make_learner(tmp_path, max_updates=1).train()
+    store.add_version_event(USER, "v000001", "load_failed", {"error": "rank 64 is too large."})
+    learner = make_learner(tmp_path, max_updates=2)
+    learner.train()
+    said = "Going on from version base, since the engine cannot load v000001: rank 64 is too large.\n"
+    assert said in capsys.readouterr().out
+    assert [version.parent for version in store.versions(USER)] == ["base", "base"]
+    assert store.published_version(USER) == learner.progress.version == "v000002"
+
+
 def test_a_roll_back_in_the_last_moment_is_not_overwritten(tmp_path):
     store = open_store(tmp_path)
     record(store, range(8))

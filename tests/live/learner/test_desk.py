@@ -70,14 +70,34 @@ def test_a_version_that_somebody_published_comes_first(store, desk):
     assert desk.next("v000001", usable) == GoTo("base", None)
 
 
-def test_a_version_that_the_engine_cannot_load_is_pointed_out_once(store, desk, caplog):
-    store.add_version(USER, "v000001", "base", "/1")
-    store.publish(USER, "v000001")
-    store.add_version_event(USER, "v000001", "load_failed", {"error": "rank 64 is too large"})
-    for _ in range(2):
-        assert isinstance(desk.next("v000001", usable), LiveBatch)
-        desk.release()
-    assert caplog.text.count("could not load version v000001 (rank 64 is too large)") == 1
+def published(store, version, parent, error=None):
+    store.add_version(USER, version, parent, f"/{version}")
+    store.publish(USER, version)
+    if error is not None:
+        store.add_version_event(USER, version, "load_failed", {"error": error})
+
+
+def test_it_goes_back_from_what_the_engine_refused_and_ends_at_the_second_in_a_row(store, desk):
+    published(store, "v000001", "base")
+    published(store, "v000002", "v000001", "rank 64 is too large")
+    assert desk.next("v000002", usable) == GoTo("v000001", "/v000001", "rank 64 is too large")
+    assert isinstance(desk.next("v000001", usable), LiveBatch)
+    desk.release()
+    published(store, "v000003", "v000001", "rank 65 is too large")
+    with pytest.raises(LearnerError, match=r"two versions in a row .* 'v000003' \(rank 65 is too large\)"):
+        desk.next("v000003", usable)
+
+
+def test_versions_that_the_engine_refused_now_and_then_do_not_end_it(store, desk):
+    published(store, "v000001", "base", "its folder is gone")
+    assert desk.next("v000001", usable).version == "base"
+    published(store, "v000002", "base")
+    published(store, "v000003", "v000002", "its folder is gone")
+    assert desk.next("v000003", usable).version == "v000002"
+    store.publish(USER, "base")
+    assert desk.next("v000002", usable) == GoTo("base", None)
+    published(store, "v000004", "base", "its folder is gone")
+    assert desk.next("v000004", usable).version == "base"
 
 
 def test_turns_that_cannot_be_read_are_set_aside_and_the_others_claimed_again(store, desk, turns):

@@ -28,15 +28,17 @@ class LiveBatch:
 
 @dataclass(frozen=True)
 class GoTo:
-    """Somebody has published another version than the one in the learner's hands.
+    """Another version answers than the one in the learner's hands.
 
     Args:
         version: That version.
         path: Its adapter, `None` for the base model.
+        refused: Why the engine could not load the one in the learner's hands; `None` where somebody chose another.
     """
 
     version: str
     path: str | None
+    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Desk:
         self.count, self.max_lag, self.model = count, max_lag, model
         self.open: str | None = None
         """The batch that was claimed and has not ended."""
-        self._unloaded: set[str] = set()
+        self._back_at: str | None = None
+        """The version that the learner was sent back to when the engine refused a later one."""
 
     def reconcile(self, progress: Progress) -> int:
         """Bring the store in line with the weights that training goes on from.
@@ -94,17 +97,16 @@ class Desk:
             read: Tells whether a turn can be trained.
 
         Raises:
-            LearnerError: If the turns are of another model.
+            LearnerError: If the turns are of another model, or the engine takes no version.
         """
         published = self.store.published_version(self.user)
         if published != version:
-            return GoTo(published, self._path_of(published))
+            return self._go_to(version, published)
         ready = self.store.ready_count(self.user, self.max_lag)
         batch = self.store.claim(self.user, self.count, self.max_lag) if ready >= self.count else None
         if batch is None:
             return Waiting(ready)
         self.open = batch.batch_id
-        self._warn_if_unloaded(version)
         usable, unusable = self._sorted(batch, read)
         if not unusable:
             return LiveBatch(batch.batch_id, tuple(usable))
@@ -138,18 +140,21 @@ class Desk:
                 unusable[turn.turn_id] = found
         return usable, unusable
 
-    def _warn_if_unloaded(self, version: str) -> None:
-        """Point out, once, a version that the engine cannot load: turns go on being sampled by an older one."""
-        for one in self.store.versions(self.user):
-            errors = [event.detail.get("error") for event in one.events if event.event == "load_failed"]
-            if one.version == version and errors and version not in self._unloaded:
-                self._unloaded.add(version)
-                logger.warning(
-                    "The engine could not load version %s (%s). If that stays so, turns come from an older one and "
-                    "expire: change the adapter's settings, and roll back.",
-                    version,
-                    errors[-1],
-                )
+    def _go_to(self, version: str, published: str) -> GoTo:
+        """Where to go on from, now that the version in the learner's hands does not answer.
+
+        Raises:
+            LearnerError: If the engine has refused what was trained from there before.
+        """
+        last = [one.events[-1] for one in self.store.versions(self.user) if one.version == version and one.events]
+        refused = next((str(event.detail.get("error")) for event in last if event.event == "load_failed"), None)
+        if refused is not None and published == self._back_at:
+            raise LearnerError(
+                f"The engine refused two versions in a row that were trained from {published!r}, the last of them "
+                f"{version!r} ({refused}). Engine and adapter do not fit each other: change the settings of either."
+            )
+        self._back_at = None if refused is None else published
+        return GoTo(published, self._path_of(published), refused)
 
     def _path_of(self, version: str) -> str | None:
         if version == BASE_VERSION:

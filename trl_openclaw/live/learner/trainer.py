@@ -222,14 +222,17 @@ class LiveTrainer(CombineTrainer):
         self.turns_at_hand.update({one.turn.turn_id: one for one in batch.turns})
 
     def _go_to(self, wanted: GoTo) -> None:
-        """Take up the version that somebody has published by hand."""
+        """Take up the version that answers by now."""
         read_adapter(self, wanted.path)
         self.optimizer.state.clear()
         if isinstance(self.teacher, LocalTeacher):  # of no use to the self-test any more
             self.teacher.same_weights_at_start = False
         self.updates.begin_average()
+        why = "which was published by hand"
+        if wanted.refused is not None:
+            why = f"since the engine cannot load {self.progress.version}: {wanted.refused.rstrip('.')}"
         self.progress = Progress(wanted.version, self.progress.batches)
-        self.accelerator.print(f"Going on from version {wanted.version}, which was published by hand.", flush=True)
+        self.accelerator.print(f"Going on from version {wanted.version}, {why}.", flush=True)
 
     # From recorded turns to the loss
 
