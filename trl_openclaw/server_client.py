@@ -201,9 +201,9 @@ def failure_kind(error: Exception) -> str:
 
 
 def say(error: Exception) -> str:
-    """The error's text with its cause, which is where a connection error keeps what happened."""
-    cause = f" ({error.__cause__})" if error.__cause__ and str(error.__cause__) else ""
-    return f"{str(error) or type(error).__name__}{cause}".rstrip(".")
+    """The error's text with its cause, which is where a connection error keeps what happened, without full stops."""
+    said, cause = (str(text or "").strip().rstrip(".") for text in (error, error.__cause__))
+    return f"{said or type(error).__name__}{cause and f' ({cause})'}"
 
 
 @functools.cache

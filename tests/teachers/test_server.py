@@ -162,7 +162,7 @@ class TestFailures:
     def test_a_slow_server(self, server):
         server.script = Reply(delay=1.0)
         said = problem(teacher_of(server, timeout=0.1).score, ROWS)
-        assert "did not answer within `timeout=0.1` seconds, in 2 tries" in said
+        assert "did not answer within `timeout=0.1` seconds, in 2 tries. Raise it, or lower `request_tokens` (" in said
 
     def test_a_batch_that_takes_too_long_in_all(self, server):
         server.script = Reply(delay=1.0)

@@ -71,7 +71,7 @@ class TestTraining:
         policy.config._name_or_path = "/models/stub"
         with StubTeacherServer(by_model(tiny_llama(seed=1))) as server:
             trainer = make_trainer(tmp_path, model=policy, teacher_model=teacher_of(server))
-            with pytest.raises(SelfTestError, match="same_weights_at_start=False"):
+            with pytest.raises(SelfTestError, match=r"`self_test_tolerance`, or pass `same_weights_at_start=False`"):
                 trainer.train()
             other = teacher_of(server, same_weights_at_start=False)
             make_trainer(tmp_path, model=policy, teacher_model=other).train()
@@ -88,7 +88,11 @@ class TestTraining:
             trainer = make_trainer(tmp_path, teacher_model=teacher_of(server), config={"max_steps": 4})
             server.script = [Reply()] * 2 + [Reply(drop=True)]
             said = problem(trainer.train)
-        assert said.startswith("The teacher `ServerTeacher` failed: TeacherError: The teacher's server at ")
+        assert said == (
+            f"The teacher's server at {server.base_url} (model 'stub-model') failed 2 tries: Connection error (Server "
+            "disconnected without sending a response). Look at its log, start it again, or raise `max_retries` "
+            "(`teacher_server_...` in a config)."
+        )
         assert trainer.state.global_step in (1, 2)
 
     @pytest.mark.parametrize(
@@ -188,17 +192,22 @@ class TestConfig:
                 "teacher_server_adapter": "kind",
                 "teacher_server_api_key_env": "TEACHER_KEY",
                 "teacher_server_timeout": 7.0,
+                "teacher_server_max_retries": 3,
+                "teacher_server_request_tokens": 99,
             }
             trainer = make_trainer(tmp_path, config=config)
             trainer.train()
             assert {request["model"] for request in server.requests} == {"kind"}
             assert server.headers[-1]["authorization"] == "Bearer secret"
-        assert trainer.teacher.timeout == 7.0
+        teacher = trainer.teacher
+        assert (teacher.timeout, teacher.max_retries, teacher.request_tokens) == (7.0, 3, 99)
         assert "secret" not in str(trainer.args.to_dict())
 
     @pytest.mark.parametrize(
         ("config", "words"),
         [
+            ({"teacher_server_max_retries": -1}, "`teacher_server_max_retries` must be a whole number at least 0"),
+            ({"teacher_server_request_tokens": 0}, "`teacher_server_request_tokens` must be a whole number at least 1"),
             ({"teacher_server_model": "m"}, "needs `teacher_server_base_url`"),
             ({"teacher_server_base_url": "http://h/v1"}, "`teacher_server_base_url` needs `teacher_server_model`"),
             ({"teacher_server_adapter": "a"}, "`teacher_server_adapter` needs `teacher_server_model`"),

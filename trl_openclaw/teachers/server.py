@@ -26,6 +26,9 @@ REQUEST_TOKENS = 8_192
 PROBE = TeacherRow([0], [1, 0])
 """Ids that every model knows. An id that a model does not know ends a vLLM server, so nothing else is tried."""
 
+IN_A_CONFIG = "`teacher_server_...` in a config"
+"""How the settings of a teacher are called there."""
+
 _SAMPLED = 1
 """Tokens that vLLM samples after a row at least. They have to fit into its window, too."""
 
@@ -291,9 +294,12 @@ class ServerTeacher(ServerClient):
         if status in (401, 403):
             return f"refused the API key (HTTP {status}). Pass `api_key` or set OPENAI_API_KEY."
         if kind == "timeout":
-            return f"did not answer within `timeout={self.timeout:g}` seconds, in {tries}. Lower `request_tokens`."
+            return (
+                f"did not answer within `timeout={self.timeout:g}` seconds, in {tries}. Raise it, or lower "
+                f"`request_tokens` ({IN_A_CONFIG})."
+            )
         if kind == "unreachable":
-            return f"failed {tries}: {said}. Look at its log, start it again, or raise `max_retries`."
+            return f"failed {tries}: {said}. Look at its log, start it again, or raise `max_retries` ({IN_A_CONFIG})."
         if kind == "refused" and "logprobs" in said:
             return f"gives fewer log-probs than `topk` asks for: {said}. Start it with a larger `--max-logprobs`."
         return f"refused: {said}." if kind == "refused" else f"answered with something that is no JSON: {said}."

@@ -28,19 +28,24 @@ def ask_teacher(teacher: Teacher, rows: Sequence[TeacherRow], accelerator: Accel
         wanted: What is asked of the answer beyond log-probs: `topk`, `keep_states`.
 
     Raises:
-        TeacherError: On every rank, when such a teacher failed or gave something else on one of them.
+        TeacherError: On every rank, when such a teacher failed or gave something else on one of them; with its own
+            words, if it raised one.
     """
     if isinstance(teacher, LocalTeacher):  # runs collectives inside; one that breaks there cannot call another
         return teacher.score(rows, **wanted)
     name = type(teacher).__name__
-    scores, problem, cause = None, None, None
+    scores, said = None, None
+    cause: Exception | None = None
     try:
         scores = teacher.score(rows, **wanted)
         problem = problem_with_scores(scores, rows, **wanted)
+        said = problem and f"The teacher `{name}` {problem}. {WANTED}."
+    except TeacherError as error:
+        said, cause = str(error), error
     except Exception as error:
-        problem, cause = f"failed: {type(error).__name__}: {error}", error
+        said, cause = f"The teacher `{name}` failed: {type(error).__name__}: {error}. {WANTED}.", error
     try:
-        stop_together(problem and f"The teacher `{name}` {problem}. {WANTED}.", accelerator, TeacherError)
+        stop_together(said, accelerator, TeacherError)
     except TeacherError as error:
         raise error from cause
     assert scores is not None

@@ -58,6 +58,10 @@ class OPDConfig(ServerFields, ObjectiveFields, GRPOConfig):
             Environment variable that holds the server's key.
         teacher_server_timeout (`float`, *optional*, defaults to `300.0`):
             Seconds that one request to it may take.
+        teacher_server_max_retries (`int`, *optional*, defaults to `5`):
+            Further tries after a failure that may pass, with pauses that grow from half a second to 8 seconds.
+        teacher_server_request_tokens (`int`, *optional*, defaults to `8192`):
+            Tokens of the rows that one request to it holds; a longer row goes alone.
         teacher_token_budget (`int`, *optional*):
             Tokens in one of the teacher's forward passes: rows times the longest of them. Defaults to 16,384, or one
             row where that is longer.

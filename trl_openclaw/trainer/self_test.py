@@ -158,8 +158,8 @@ def _explain(trainer, teacher, result: SelfTestResult, sampled, rendered) -> str
     if isinstance(teacher, ServerTeacher):
         causes.append(
             f"weights: {teacher.where} has loaded {teacher.facts.root!r}, as the policy has, but perhaps another "
-            "revision of it, quantized it, or the policy was trained since. If they differ on purpose, pass "
-            "`same_weights_at_start=False` to the `ServerTeacher`"
+            "revision of it, quantized it, or the policy was trained since. If they differ on purpose, raise "
+            "`self_test_tolerance`, or pass `same_weights_at_start=False` to the `ServerTeacher`"
         )
     else:
         if _dtype(teacher.model) != _dtype(trainer.model):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from ..teachers import ServerTeacher
+from ..teachers.server import REQUEST_TOKENS
 from .settings import Number
 
 
@@ -12,7 +13,11 @@ from .settings import Number
 class ServerFields:
     """See [`~trl_openclaw.OPDConfig`] for what the fields mean."""
 
-    _SERVER_NUMBERS: ClassVar[dict[str, Number]] = {"teacher_server_timeout": Number(above=0)}
+    _SERVER_NUMBERS: ClassVar[dict[str, Number]] = {
+        "teacher_server_timeout": Number(above=0),
+        "teacher_server_max_retries": Number(whole=True, at_least=0),
+        "teacher_server_request_tokens": Number(whole=True, at_least=1),
+    }
 
     teacher_server_model: str | None = field(
         default=None, metadata={"help": "A teacher on a vLLM server: the model's name as the server lists it."}
@@ -29,6 +34,12 @@ class ServerFields:
     teacher_server_timeout: float = field(
         default=300.0, metadata={"help": "Seconds that one request to the teacher's server may take."}
     )
+    teacher_server_max_retries: int = field(
+        default=5, metadata={"help": "Further tries after a failure of that server that may pass."}
+    )
+    teacher_server_request_tokens: int = field(
+        default=REQUEST_TOKENS, metadata={"help": "Tokens of the rows that one request to it holds."}
+    )
 
     def server_teacher(self) -> ServerTeacher | None:
         """The teacher that these fields name, or `None`."""
@@ -40,6 +51,8 @@ class ServerFields:
             adapter=self.teacher_server_adapter,
             api_key=os.environ.get(self.teacher_server_api_key_env) or None,
             timeout=self.teacher_server_timeout,
+            max_retries=self.teacher_server_max_retries,
+            request_tokens=self.teacher_server_request_tokens,
         )
 
     def _check_server(self: Any) -> None:
