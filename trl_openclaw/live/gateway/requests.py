@@ -36,6 +36,8 @@ _NO: dict[str, str] = {
     "function_call": "use `tool_choice`",
 }
 
+_IN_PARTS, _IN_TOOLS = {"type", "text"}, {"type", "function"}
+_IN_FUNCTIONS = {"name", "description", "parameters", "strict"}
 _EMPTY_IN_MESSAGES = ("refusal", "annotations", "audio", "function_call", "tool_calls")
 _MAX_STOPS = 4
 _NOT_OF_TEMPLATES = {
@@ -69,6 +71,8 @@ class Message(BaseModel):
         for part in content:
             if part["type"] != "text":
                 raise ValueError(f"this model reads text only, so a part of type {str(part['type'])!r} is refused")
+            if unknown := _unknown(part, _IN_PARTS):
+                raise ValueError(f"this gateway does not support {unknown!r} in a part of text")
         return content
 
     @model_validator(mode="after")
@@ -149,7 +153,8 @@ def read_json(body: bytes) -> dict[str, Any]:
         ApiError: 400 when it is none.
     """
     try:
-        value = json.loads(body, parse_constant=_no_constant)
+        # Said by name, since JSON's own way with bytes takes halves of emojis, too.
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"The body is no JSON: {error}.") from error
     if not isinstance(value, dict):
@@ -216,6 +221,11 @@ def _is_neutral(name: str, value: Any) -> bool:
     return any(type(value) in (type(one), float) and value == one for one in NEUTRAL.get(name, ()))
 
 
+def _unknown(holder: Mapping[str, Any], known: set[str]) -> str | None:
+    """The first field that says something and is none of those known."""
+    return next((name for name, value in holder.items() if name not in known and value is not None), None)
+
+
 def _without_nothing(message: Any) -> Any:
     """A message without fields that say nothing; clients send replies back as their own classes write them."""
     if not isinstance(message, Mapping):
@@ -235,6 +245,11 @@ def _check_tools(request: ChatRequest) -> None:
             _refuse(f"tools[{index}]", "a tool has the type 'function' and a `function`")
         if not isinstance(function.get("name"), str) or not isinstance(function.get("parameters", {}), Mapping):
             _refuse(f"tools[{index}].function", "a function has a `name`, and `parameters` as a JSON schema")
+        for place, holder, known in (("", tool, _IN_TOOLS), (".function", function, _IN_FUNCTIONS)):
+            if unknown := _unknown(holder, known):
+                _refuse(f"tools[{index}]{place}.{unknown}", "this gateway does not support it")
+        if function.get("strict"):
+            _refuse(f"tools[{index}].function.strict", "calls cannot be forced into their schema here: leave it out")
         names.add(function["name"])
     choice = request.tool_choice
     if isinstance(choice, dict):
