@@ -79,11 +79,44 @@ def test_every_config_is_named_and_exists():
     assert named == {path.name for path in (ROOT / "accelerate_configs").glob("*.yaml")}
 
 
-def test_the_table_is_what_the_bytes_per_parameter_come_to():
-    rows = re.findall(r"^\| [^|]+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", TEXT, re.M)
-    assert len(rows) == 12
-    for per_parameter, *sizes in rows:
-        assert sizes == [f"{float(per_parameter) * size:.1f}" for size in SIZES]
+LORA, ALL = "LoRA on bfloat16, adapter of 1 %", "all weights, `dtype: {}`"
+BESIDE_BFLOAT16 = "beside bfloat16 weights, or DeepSpeed's"
+MEANT = {
+    "LoRA bfloat16": (LORA, "one GPU", "beside LoRA"),
+    "QLoRA": ("QLoRA, adapter of 1 %", "one GPU", "beside LoRA"),
+    "all, bfloat16": (ALL.format("bfloat16"), "one GPU", BESIDE_BFLOAT16),
+    "all, float32": (ALL.format("float32") + " with `bf16`", "one GPU", "beside float32 weights"),
+    "per GPU of 8, ZeRO-2": (ALL.format("bfloat16"), "N GPUs, ZeRO-2", BESIDE_BFLOAT16),
+    "per GPU of 8, ZeRO-3": (ALL.format("bfloat16"), "N GPUs, ZeRO-3 or FSDP2", BESIDE_BFLOAT16),
+}
+"""What a row of the table of sizes is made of: the training's row and column, and the teacher's column."""
+
+
+def table(first: str) -> dict[str, dict[str, str]]:
+    """The table whose first column has this name, by rows and columns."""
+    lines = TEXT[TEXT.index(f"| {first} |") :].partition("\n\n")[0].splitlines()
+    (_, *columns), _, *rows = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in lines)
+    return {name: dict(zip(columns, cells, strict=True)) for name, *cells in rows}
+
+
+def per_parameter(cell: str) -> float:
+    """The bytes of a cell such as `2 + 14 / N (...)`, with 8 GPUs."""
+    terms = re.findall(r"([\d.]+)( / N)?(?: \+|$|:| for| \()", cell.partition(" (")[0])
+    return sum(float(number) / (8 if divided else 1) for number, divided in terms)
+
+
+def test_the_table_of_sizes_is_what_training_and_teacher_come_to():
+    training, teachers = table("training"), table("teacher, in bytes per parameter of its own")
+    sizes = table("training and teacher")
+    assert len(sizes) == 15
+    for name, given in sizes.items():
+        kind, _, taught = name.partition("; ")
+        row, column, beside = MEANT[kind]
+        for teacher in re.split(r", | or ", taught):
+            (added,) = (cells[beside] for known, cells in teachers.items() if teacher in known)
+            total = per_parameter(training[row][column]) + per_parameter(added) / (8 if "ZeRO-3" in column else 1)
+            in_gb = {f"{size}B": f"{total * size:.1f}" for size in SIZES}
+            assert given == {"bytes": f"{total:.2f}".rstrip("0").rstrip(".")} | in_gb, (name, teacher)
 
 
 def test_links_lead_somewhere():
