@@ -37,6 +37,11 @@ def chat(gateway, **fields):
     return post(gateway, "/v1/chat/completions", {"model": "stub", "messages": [user("hi")], **fields})
 
 
+def tool(**more):
+    """A tool whose function says more than its name and parameters."""
+    return {"type": "function", "function": {**TOOL["function"], **more}}
+
+
 def test_a_reply_and_its_record(gateway, stub):
     reply = gateway.ask("hello there", temperature=0.5, max_tokens=7, seed=3, stop="END", top_p=0.9)
     assert reply.choices[0].message.content == "stub: hello there"
@@ -199,6 +204,13 @@ def test_models_and_unknown_ones(gateway):
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "cache_control": {}}]}, "messages[0].cache_control"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0]"),
+        ({"tools": [{**TOOL, "cache_control": {}}]}, "tools[0].cache_control"),
+        ({"tools": [TOOL, tool(strict=True)]}, "tools[1].function.strict"),
+        ({"tools": [tool(defer_loading=True)]}, "tools[0].function.defer_loading"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]},
+            "messages[0].content",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -244,6 +256,10 @@ def test_what_asks_for_nothing_is_taken(gateway, stub):
     status, _ = chat(gateway, **neutral)
     assert status == 200
     assert not set(neutral) - {"logprobs", "stop"} & set(stub.requests[0])  # these two are the gateway's own
+    for strict in (False, None):
+        assert chat(gateway, tools=[tool(strict=strict, description=None)])[0] == 200
+    part = {"type": "text", "text": "hi", "cache_control": None}
+    assert chat(gateway, messages=[{"role": "user", "content": [part]}])[0] == 200
 
 
 def test_parts_of_text_are_one_text(gateway, stub):
@@ -260,6 +276,7 @@ def test_parts_of_text_are_one_text(gateway, stub):
         b"{",
         b"[]",
         b"\xff\xfe",
+        b'{"model": "stub", "messages": [{"role": "user", "content": "half an emoji \xed\xa0\x80"}]}',
         b'{"model": "stub", "messages": NaN}',
         b"[" * 100_000,
         b'{"model": "stub", "seed": ' + b"9" * 5000 + b"}",
