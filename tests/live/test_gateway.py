@@ -359,8 +359,8 @@ def test_an_engine_that_says_nothing_any_more(tmp_path, stub, trouble):
         wait_for(lambda: stub.aborted == 1, what="the end of the generation")
 
 
-@pytest.mark.parametrize("trouble", ["dies", "errors", "ends"])
-def test_a_reply_that_breaks_off(gateway, stub, trouble):
+@pytest.mark.parametrize(("trouble", "status"), [("dies", 503), ("errors", 502), ("ends", 502)])
+def test_a_reply_that_breaks_off(gateway, stub, trouble, status):
     stub.trouble = lambda request: trouble
     with gateway.client() as client:
         stream = client.chat.completions.create(model="stub", messages=[user("a b c")], stream=True)
@@ -371,6 +371,8 @@ def test_a_reply_that_breaks_off(gateway, stub, trouble):
     (turn,) = gateway.turns()
     assert (turn.finish_reason, turn.state, turn.completion_ids) == ("error", "unusable", ())
     assert turn.reply["content"] == "stub:"
+    wait_for(lambda: gateway.metric("requests_total", status=str(status)) == 1, what="its count")
+    assert gateway.metric("requests_total", status="200") == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -120,13 +120,13 @@ def test_a_judge_that_is_down_is_waited_for(tmp_path, stub):
         server.stop()
 
 
-def test_what_a_judge_cannot_read_gets_a_few_tries(tmp_path, stub):
+def test_what_a_judge_cannot_read_gets_a_few_tries(tmp_path, stub, caplog):
     asked = []
 
     def rule(turn):
         asked.append(turn.prompt[-1]["content"])
         if "bad" in asked[-1]:
-            raise RuntimeError("cannot read this")
+            raise RuntimeError(f"cannot read {asked[-1]}")
         return 1
 
     with serving_stub(tmp_path, stub, judge=RuleJudge(rule)) as gateway:
@@ -136,6 +136,8 @@ def test_what_a_judge_cannot_read_gets_a_few_tries(tmp_path, stub):
         found = {turn.messages[-1]["content"]: turn.verdict.outcome for turn in judged(gateway)}
         assert found == {"bad one": "failed", "good one": "positive"}
     assert asked.count("bad one") == judging.MAX_TRIES
+    assert f"RuntimeError at {__file__}:" in caplog.text
+    assert "bad one" not in caplog.text  # nobody's words are logged
 
 
 def test_a_turn_that_always_times_out_holds_up_no_other(tmp_path, stub, monkeypatch):

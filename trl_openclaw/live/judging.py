@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import traceback
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -123,7 +124,10 @@ class JudgingWorker:
                 verdict = await self.judge(turn_to_judge(stored))
             failure = failure_of(verdict)
         except Exception as error:
-            logger.warning("The judge failed on %s: %s: %s", stored.turn_id, type(error).__name__, error)
+            # Where, and not what it says: that may quote the turn.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            kind = type(error).__name__
+            logger.warning("The judge failed on %s: %s at %s:%s", stored.turn_id, kind, place.filename, place.lineno)
             failure = "error"
         if failure is not None:
             self.metrics.judge_failures.labels(failure).inc()

@@ -113,24 +113,25 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for event in self._events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+        try:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except EngineError as error:
+            told = ApiError.of(error)
+            self.status_code = told.status  # what it counts as; that it went well has been said already
+            await send({"type": "http.response.body", "body": _event(told.body), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
 async def _events(exchange: Exchange, first: Delta, rest: AsyncGenerator[Delta, None]) -> AsyncGenerator[bytes, None]:
-    """The chunks of a reply, then its end."""
+    """The chunks of a reply, then its end; or an `EngineError` in their midst."""
     async with aclosing(rest):
         yield _event(_chunk(exchange, {"role": "assistant", "content": ""}))
-        try:
-            async for piece in _chained(first, rest):
-                if piece.says_something:
-                    yield _event(_chunk(exchange, _delta(piece)))
-                if piece.finish_reason is not None:
-                    yield _event(_chunk(exchange, {}, piece.finish_reason))
-        except EngineError as error:
-            yield _event(ApiError.of(error).body)
-            return
+        async for piece in _chained(first, rest):
+            if piece.says_something:
+                yield _event(_chunk(exchange, _delta(piece)))
+            if piece.finish_reason is not None:
+                yield _event(_chunk(exchange, {}, piece.finish_reason))
         if exchange.request.wants_usage:
             yield _event({**_frame(exchange, "chat.completion.chunk"), "choices": [], "usage": exchange.reply.usage})
         yield b"data: [DONE]\n\n"
