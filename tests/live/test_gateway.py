@@ -15,7 +15,10 @@ import pytest
 from live.gateway_harness import TOOL, run, serving_stub, wait_for
 from live.stub_engine import CALL, ids_of, prompt_of
 
+from trl_openclaw.errors import EngineError
+from trl_openclaw.live.engines import Delta
 from trl_openclaw.live.gateway.app import GatewayOptions
+from trl_openclaw.live.gateway.reply import Reply
 
 
 def user(text):
@@ -373,6 +376,12 @@ def test_a_reply_that_breaks_off(gateway, stub, trouble, status):
     assert turn.reply["content"] == "stub:"
     wait_for(lambda: gateway.metric("requests_total", status=str(status)) == 1, what="its count")
     assert gateway.metric("requests_total", status="200") == 0
+
+
+@pytest.mark.parametrize("index", [-1, 1024, "0", None])
+def test_a_tool_call_has_a_place_that_fits_into_memory(index):
+    with pytest.raises(EngineError, match="tool call number"):
+        Reply().add(Delta(tool_calls=[{"index": index, "function": {"name": "look"}}]))
 
 
 @pytest.mark.parametrize("stream", [False, True])

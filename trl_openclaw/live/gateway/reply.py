@@ -3,9 +3,11 @@
 import math
 from typing import Any
 
+from ...errors import EngineError
 from ..engines import Delta
 
 _MAX_ID = 2**31 - 1
+_MAX_CALLS = 1024
 _SLACK = 1e-3  # rounding may lift a log-prob a little above 0
 
 
@@ -33,6 +35,8 @@ class Reply:
         self.finish_reason = piece.finish_reason or self.finish_reason
 
     def _add_call(self, piece: dict[str, Any]) -> None:
+        if not isinstance(piece["index"], int) or not 0 <= piece["index"] < _MAX_CALLS:
+            raise EngineError("broken", f"The engine's reply has a tool call number {str(piece['index'])[:20]}.")
         while len(self.tool_calls) <= piece["index"]:
             self.tool_calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
         call, function = self.tool_calls[piece["index"]], piece.get("function") or {}
