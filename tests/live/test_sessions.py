@@ -249,7 +249,7 @@ def test_replies_of_others_in_a_history(store):
     one, _ = chat(store, [user("Hi")], "Hello.")
     history = [user("Hi"), assistant("Hello."), user("And?"), assistant("Somebody else's."), user("Really?")]
     turn, found = chat(store, history, "Yes.")
-    assert (found.parent, found.session_id, found.unmatched, found.answered) == (None, one, True, one)
+    assert (found.parent, found.session_id, found.unmatched, found.answered) == (one, one, True, one)
     assert followed(store, one) == ["And?"]
     assert store.show(None, turn).session_id == one
 

@@ -164,6 +164,35 @@ def test_with_a_turn_goes_what_goes_on_from_it_and_what_it_told(store):
         store.show(None, third)
 
 
+def test_with_a_turn_goes_what_goes_on_after_a_reply_that_nobody_recorded(store):
+    opening = [user("asked-zyx"), assistant("said-zyx")]
+    first, _ = chat(store, opening[:1], "said-zyx")
+    other = record(store, messages=[user("other-zyx")]).turn_id
+    chat(store, [*opening, user("Why?"), assistant("Another model's."), user("Really?")], "Yes.")
+    assert store.delete("default", turn_id=first).turns == 2
+    assert [turn.turn_id for turn in store.turns()] == [other]
+    assert [word for word in (b"asked-zyx", b"said-zyx") if word in bytes_of(store)] == []
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("kept", ["said-zyx and so", "Edited."])
+def test_with_a_turn_goes_what_goes_on_from_its_reply_in_other_words(store, depth, kept):
+    opening = [user("Hi"), assistant("Hello.")] * depth
+    if depth:
+        chat(store, opening[:1], "Hello.")
+    asked = [*opening, user("asked-zyx")]
+    cut, _ = chat(store, asked, "said-zyx and so on", finish_reason="disconnect")
+    again, _ = chat(store, asked, "again-zyx")
+    stays, _ = chat(store, [*asked, assistant("again-zyx"), user("Go on.")], "Then.")
+    reworded = [*asked, assistant(kept), user("Go on.")]
+    chat(store, reworded, "Then this.")
+    chat(store, [*reworded, assistant("Then this."), user("And?")], "And that.")
+    assert store.delete("default", turn_id=cut).turns == 3
+    assert b"said-zyx" not in bytes_of(store)
+    assert {again, stays} <= {turn.turn_id for turn in store.turns()}
+    assert len(store.turns()) == 2 + depth
+
+
 def test_deleting_an_export_of_a_turn_whose_next_state_goes(store):
     first, _ = chat(store, [user("a")], "b", owner="ann")
     second, _ = chat(store, [user("a"), assistant("b"), user("complaint-zyx")], "d", owner="ann")

@@ -50,7 +50,7 @@ class NewTurn:
         turn_id: The completion's own id (`chatcmpl-` and 32 hex digits), by which a client can name it.
         user: The owner.
         session_id: The header's, else the matched parent's, else the `turn_id` of the first turn.
-        parent: The turn whose reply is the last assistant message of this request's history, if matched.
+        parent: The turn whose reply is the last one in this request's history that was matched, if any was.
         kind: `"side"` for traffic that is neither trained nor judged, and whose requests are no feedback.
         side_reason: What kind of side traffic it is.
         messages: The request's messages as the client sent them.

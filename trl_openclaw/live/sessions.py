@@ -46,7 +46,7 @@ class Match:
     """What a request's history says.
 
     Args:
-        parent: The turn whose reply is the last assistant message of the history.
+        parent: The turn whose reply is the last of the history that is known, though others may follow it.
         session_id: The session that the request gives or goes on with; `None` where it begins one.
         answered: The turn that was found, if the request is the first to say what followed it.
         next_state: What followed it.
@@ -109,7 +109,7 @@ def match(
     says = bool(following) and not side and hit.kind != "side"
     news = says and not hit.has_next_state
     return Match(
-        parent=hit.turn_id if place == last else None,
+        parent=hit.turn_id,
         session_id=session_id or hit.session_id,
         answered=hit.turn_id if news else None,
         next_state=tuple(following) if news else (),

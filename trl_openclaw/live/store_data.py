@@ -9,21 +9,14 @@ from typing import Any, Literal
 from ..errors import StoreError, UnknownTurnError
 from ..types import valid_text
 from . import exports
-from .database import Database, to_json
+from .canonical import NO_HISTORY, extended
+from .database import Database, from_json, to_json
 from .records import Deletion, StoredTurn, TurnState
 from .store_turns import find_turn, load_turns
 
 _CHUNK = 200  # turns in memory at once
 
-# A turn's reply stands in the histories of all that go on from it.
-_WITH_DESCENDANTS = """
-WITH RECURSIVE gone (number, turn_id, user) AS (
-    SELECT number, turn_id, user FROM turns WHERE {}
-    UNION
-    SELECT t.number, t.turn_id, t.user FROM turns t JOIN gone g ON t.parent = g.turn_id
-)
-SELECT number, turn_id, user FROM gone
-"""
+_TURN = "SELECT number, turn_id, user, parent, messages, reply FROM turns"
 
 
 class People(Database):
@@ -185,10 +178,10 @@ class People(Database):
     def delete(self, user: str | None = None, *, session_id: str | None = None, turn_id: str | None = None) -> Deletion:
         """Delete turns with all that hangs on them, and their text wherever it lies.
 
-        With a turn go all turns whose history holds its reply, and the next states of earlier turns that its request
-        told, with what a judge made of them. Exports that hold any of it are removed. The file is written anew
-        without it and its log is emptied. A reply that this user waits for meanwhile is not recorded, since its
-        request may hold some of it. What was learned from a turn stays in the adapters.
+        With a turn go all turns whose history holds its reply, also one that was cut or edited since, and the next
+        states of earlier turns that its request told, with what a judge made of them. Exports that hold any of it are
+        removed. The file is written anew without it and its log is emptied. A reply that this user waits for meanwhile
+        is not recorded, since its request may hold some of it. What was learned from a turn stays in the adapters.
 
         Args:
             user: Whose. All of a user's turns, unless a session or a turn is named.
@@ -262,15 +255,42 @@ def _what_goes(
         owners = connection.execute(f"SELECT DISTINCT user FROM turns WHERE {chosen}", values).fetchall()
         if len(owners) > 1:
             raise StoreError(f"Several users have a session {session_id!r}: say whose to delete.")
-    gone = connection.execute(_WITH_DESCENDANTS.format(chosen), values).fetchall()
+    gone = {row["number"]: row for row in connection.execute(f"{_TURN} WHERE {chosen}", values)}
+    left = list(gone.values()) if chosen != "user = ?" else []
+    while left:
+        new = {row["number"]: row for row in _going_on(connection, left.pop()) if row["number"] not in gone}
+        gone |= new
+        left += new.values()
     told = []
-    for row in gone:
+    for row in gone.values():
         told += connection.execute(
             "SELECT t.number, t.turn_id FROM next_states n JOIN turns t ON t.number = n.turn WHERE n.told_by = ?",
             (row["turn_id"],),
         ).fetchall()
-    numbers = {row["number"] for row in gone}
-    return gone, [row for row in told if row["number"] not in numbers]
+    return list(gone.values()), [row for row in told if row["number"] not in gone]
+
+
+def _going_on(connection: sqlite3.Connection, turn: sqlite3.Row) -> Iterator[sqlite3.Row]:
+    """The turns whose history holds a turn's reply, also where the client has cut or edited it."""
+    yield from connection.execute(f"{_TURN} WHERE parent = ?", (turn["turn_id"],))
+    # With another reply in its place the history is known as far as the turn's own was.
+    asked = extended(NO_HISTORY, from_json(turn["messages"]))
+    for row in connection.execute(
+        f"{_TURN} WHERE user = ? AND parent IS ? AND number > ? AND instr(messages, ?)",
+        (turn["user"], turn["parent"], turn["number"], '"role":"assistant"'),
+    ):
+        if _has_reply_to(asked, from_json(row["messages"])):
+            yield row
+
+
+def _has_reply_to(asked: bytes, history: Iterable[dict[str, Any]]) -> bool:
+    """Whether a history begins with the request of this hash and a reply."""
+    digest = NO_HISTORY
+    for message in history:
+        if digest == asked and message.get("role") == "assistant":
+            return True
+        digest = extended(digest, [message])
+    return False
 
 
 def _delete(connection: sqlite3.Connection, numbers: Iterable[int], told: Iterable[int]) -> int:
