@@ -1,6 +1,8 @@
 """docs/scaling.md: its commands are a recipe's with options of the launcher; its table is what its bytes come to."""
 
 import argparse
+import ast
+import importlib.util
 import re
 import shlex
 from dataclasses import fields
@@ -117,6 +119,40 @@ def test_the_table_of_sizes_is_what_training_and_teacher_come_to():
             total = per_parameter(training[row][column]) + per_parameter(added) / (8 if "ZeRO-3" in column else 1)
             in_gb = {f"{size}B": f"{total * size:.1f}" for size in SIZES}
             assert given == {"bytes": f"{total:.2f}".rstrip("0").rstrip(".")} | in_gb, (name, teacher)
+
+
+SAY_SO = (
+    "trl_openclaw.merge",
+    "trl_openclaw.scoring",
+    "trl_openclaw.teachers.ema_limits",
+    "trl_openclaw.teachers.weights",
+    "trl_openclaw.trainer.roles",
+    "trl_openclaw.trainer.teacher_server",
+    "trl.generation.vllm_client",
+    "accelerate.commands.launch",
+    "accelerate.utils.launch",
+)
+"""The modules that hold the messages which are explained."""
+COMPILED = {"Connection closed by peer"}
+"""What a library says whose source is not at hand: gloo."""
+
+
+def texts_of(module: str) -> list[str]:
+    """All texts in a module's code, without backticks, and with `{}` for what is filled in."""
+    source = Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8")
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr | ast.Constant):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts))
+    return [text.replace("`", "") for text in found]
+
+
+def test_each_message_that_is_explained_is_one_that_somebody_says():
+    said = "\n".join(text for module in SAY_SO for text in texts_of(module))
+    explained = [message for cell in table("message") for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(explained) == 14
+    assert [m for m in explained if m not in COMPILED and re.sub(r"=\d+", "={}", m) not in said] == []
 
 
 def test_links_lead_somewhere():
