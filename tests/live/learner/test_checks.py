@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from learner_harness import USER, make_learner, open_store, record, states
 from tiny import tiny_llama
 
 from trl_openclaw.errors import LearnerError
-from trl_openclaw.live.learner.checks import CHECKS, CheckResult, as_detail, failures
+from trl_openclaw.live.learner.checks import CHECKS, CheckResult, Checks, Evidence, as_detail, failures
 from trl_openclaw.live.learner.greedy import repetition
 from trl_openclaw.live.learner.measure import Item
 from trl_openclaw.live.learner.probes import load_probes
@@ -180,6 +181,67 @@ def test_what_corrections_have_gained_must_not_be_undone(tmp_path):
     assert worse.numbers["gain"] < -0.1
     learner.progress = type(learner.progress)("worse", {})
     assert check(learner, Snapshot(learner), "replays", "no better").outcome == "failed"
+
+
+def replayed(*gains: tuple[float, float], lost: float = 0.0) -> CheckResult:
+    """What the check says of corrections with these gains, each under the published version and under the new one."""
+
+    class OfGains(Checks):
+        def __init__(self):
+            self.trainer = SimpleNamespace(args=SimpleNamespace(check_replays=0.1, check_replays_undone=0.1))
+
+        def _fits(self, turn):
+            return True
+
+    turns = [SimpleNamespace(turn_id=str(place), prompt_ids=(1,), completion_ids=(2,)) for place in range(len(gains))]
+    old, new = ({turn.turn_id: [pair[place]] for turn, pair in zip(turns, gains, strict=True)} for place in (0, 1))
+    versions = SimpleNamespace(of_new=lambda items: new, of_published=lambda items: old)
+    return OfGains().replays(versions, Evidence([], [(turn, TokenScores([0.0], [], [1.0])) for turn in turns], lost))
+
+
+def test_corrections_do_not_wear_off_over_many_updates():
+    first = replayed(*[(0.5, 0.44)] * 4)
+    assert (first.outcome, first.numbers["lost"]) == ("passed", pytest.approx(0.06))
+    second = replayed(*[(0.44, 0.38)] * 4, lost=first.numbers["lost"])
+    assert (second.outcome, second.numbers["lost"]) == ("failed", pytest.approx(0.12))
+    better = replayed(*[(0.44, 0.53)] * 4, lost=first.numbers["lost"])
+    assert (better.outcome, better.numbers["lost"]) == ("passed", 0.0)
+
+
+def test_what_was_lost_stands_with_the_version_that_is_published(tmp_path):
+    store = open_store(tmp_path)
+    for number, lost in ((1, 0.06), (2, 0.01), (3, None)):
+        store.add_version(USER, f"v{number:06d}", "base", f"/{number}")
+        detail = {"checks": {"replays": {"numbers": {"lost": lost}}}}
+        store.add_version_event(USER, f"v{number:06d}", "checked", detail)
+    store.add_version(USER, "v000004", "base", "/4")
+    store.add_version_event(USER, "v000004", "checked", {"checks": {"replays": {"numbers": {}}}})
+    learner, _ = prepared(tmp_path)
+    for version, lost in (("v000001", 0.06), ("v000002", 0.01), ("v000003", 0), ("v000004", 0), ("base", 0)):
+        learner.progress = type(learner.progress)(version, {})
+        assert learner.updates.checks._evidence().lost == lost
+
+
+@pytest.mark.parametrize(
+    ("one", "others", "outcome"),
+    [
+        ((0.8, 0.0), 8, "failed"),  # its mean alone would pass
+        ((0.8, 0.0), 9, "passed"),  # one of ten
+        ((0.8, 0.5), 8, "passed"),  # less than half of it
+        ((0.15, 0.06), 8, "passed"),  # more than half, and still little
+        ((-0.1, -0.25), 8, "failed"),  # it went the wrong way before, and goes on
+    ],
+)
+def test_single_corrections_are_not_undone_behind_the_mean(one, others, outcome):
+    found = replayed(one, *[(0.5, 0.6)] * others)
+    assert found.outcome == outcome
+    assert found.numbers["lost"] <= 0.1
+
+
+def test_gains_that_are_no_numbers_fail():
+    found = replayed((0.5, 0.6), (0.5, math.nan))
+    assert found.outcome == "failed"
+    assert math.isnan(found.numbers["lost"])
 
 
 def test_a_gain_is_the_change_along_the_advantages():

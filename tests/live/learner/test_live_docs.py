@@ -33,6 +33,7 @@ def test_the_numbers_are_those_of_the_settings():
     )
     assert f"{len(load_probes(None))} plain questions" in ROWS["plain_questions"]
     assert f"more than {config.check_replays:g} nats per token" in ROWS["replays"]
+    assert f"more than {config.check_replays_undone:.0%} of them" in ROWS["replays"]
     assert f"`turns_per_step` ({config.turns_per_step})" in TEXT
     assert f"`max_version_lag` ({config.max_version_lag})" in TEXT
     assert f"({config.epsilon:g} and {config.epsilon_high:g})" in TEXT

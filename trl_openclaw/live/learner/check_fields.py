@@ -27,7 +27,10 @@ class CheckFields:
         check_probe_file (`str`, *optional*):
             A JSONL file of questions with `question`, `answer` and `wordings`, in place of the ones that ship.
         check_replays (`float`, *optional*, defaults to `0.1`):
-            How much of the gain of earlier corrections one update may undo, in nats per token.
+            How far the mean gain of earlier corrections may fall below its best, in nats per token, over however many
+            updates.
+        check_replays_undone (`float`, *optional*, defaults to `0.1`):
+            Share of them that may lose more than that in one update, and more than half of what they had gained.
         check_replay_turns (`int`, *optional*, defaults to `32`):
             Corrections to look at, the newest.
         check_length (`list[float]`, *optional*, defaults to `[0.05, 4.0]`):
@@ -47,6 +50,7 @@ class CheckFields:
         "check_probes": Number(at_least=0, optional=True),
         "check_probes_total": Number(at_least=0, optional=True),
         "check_replays": Number(at_least=0, optional=True),
+        "check_replays_undone": Number(at_least=0, at_most=1),
         "check_replay_turns": Number(whole=True, at_least=1),
         "check_repetition": Number(at_least=0, optional=True),
         "check_reply_tokens": Number(whole=True, at_least=1),
@@ -66,7 +70,10 @@ class CheckFields:
     )
     check_probe_file: str | None = field(default=None, metadata={"help": "A JSONL file of questions of your own."})
     check_replays: float | None = field(
-        default=0.1, metadata={"help": "How much of earlier corrections one update may undo, in nats per token."}
+        default=0.1, metadata={"help": "How far earlier corrections may fall below their best, in nats per token."}
+    )
+    check_replays_undone: float = field(
+        default=0.1, metadata={"help": "Share of them that may lose more than that, and than half, in one update."}
     )
     check_replay_turns: int = field(default=32, metadata={"help": "Earlier corrections to look at."})
     check_length: list[float] | None = field(

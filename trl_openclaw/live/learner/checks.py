@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..records import StoredTurn, TokenScores
+from ..records import StoredTurn, TokenScores, VersionInfo
 from .greedy import Replies, greedy_replies
 from .measure import Item, Logps, Measures, Versions, mean
 from .probes import load_probes, probe_items, prompt_of
@@ -48,10 +48,12 @@ class Evidence:
     Args:
         held_out: Turns that are never trained, with a score.
         corrections: Turns that were trained with a bad score and a hint, with what they were trained with.
+        lost: How far what corrections have gained is below its best under the published version, in nats per token.
     """
 
     held_out: Sequence[StoredTurn]
     corrections: Sequence[tuple[StoredTurn, TokenScores]]
+    lost: float = 0.0
 
 
 class Checks:
@@ -86,9 +88,11 @@ class Checks:
         trained = store.turns(args.user, state="trained", limit=LOOK_BACK)
         corrected = [turn for turn in trained if _score(turn) == -1 and turn.verdict and turn.verdict.hints]
         scores = [(turn, store.token_scores(turn.turn_id)) for turn in corrected[: args.check_replay_turns]]
+        published = [one for one in store.versions(args.user) if one.version == self.trainer.progress.version]
         return Evidence(
             scored[: args.check_held_out_turns],
             [(turn, found) for turn, found in scores if found is not None],
+            sum(map(_lost, published)),
         )
 
     # The checks
@@ -136,8 +140,11 @@ class Checks:
         return _judged(passed, note, {"questions": len(items), "nll": new, "nll_published": old, "nll_base": base})
 
     def replays(self, versions: Versions, evidence: Evidence) -> CheckResult:
-        """Whether what earlier corrections have gained is still there."""
-        tolerance = self.trainer.args.check_replays
+        """Whether what earlier corrections have gained is still there.
+
+        Which corrections are looked at changes from update to update, so what is lost is added up over updates.
+        """
+        tolerance, share = self.trainer.args.check_replays, self.trainer.args.check_replays_undone
         if tolerance is None:
             return OFF
         found = [(turn, scores) for turn, scores in evidence.corrections if self._fits(turn)]
@@ -148,12 +155,15 @@ class Checks:
         if not kept:
             return CheckResult("no_data", "no corrections were trained yet", {"corrections": 0})
         now, before = mean([a for a, _ in kept]), mean([b for _, b in kept])
-        passed = now - before >= -tolerance and now >= -tolerance
+        lost = max(evidence.lost + before - now, 0.0)  # in this order, so that what is no number remains none
+        undone = sum(b - a > max(tolerance, b / 2) for a, b in kept)
+        passed = lost <= tolerance and now >= -tolerance and undone <= share * len(kept)
         note = (
-            f"{len(kept)} corrections have gained {now:+.3f} nats per token so far, {now - before:+.3f} of it in this "
-            f"update (accepted {-tolerance:g} for both)"
+            f"{len(kept)} corrections have gained {now:+.3f} nats per token so far (accepted {-tolerance:g}), which is "
+            f"{lost:.3f} below the best (accepted {tolerance:g}); {undone} lost most of it (accepted {share:.0%})"
         )
-        return _judged(passed, note, {"corrections": len(kept), "gain": now, "gain_published": before})
+        numbers = {"corrections": len(kept), "gain": now, "gain_published": before, "lost": lost, "undone": undone}
+        return _judged(passed, note, numbers)
 
     def collapse(self, versions: Versions, evidence: Evidence) -> CheckResult:
         """Whether greedy replies are still as long, as varied and as open as the base model's, within bands."""
@@ -242,6 +252,12 @@ def _item(turn: StoredTurn) -> Item:
 
 def _score(turn: StoredTurn) -> int:
     return (turn.verdict.score if turn.verdict else None) or 0
+
+
+def _lost(version: VersionInfo) -> float:
+    """What its check said of a published version."""
+    checks = [event.detail.get("checks", {}) for event in version.events if event.event == "checked"]
+    return next((found["replays"]["numbers"].get("lost") for found in checks if "replays" in found), None) or 0.0
 
 
 def _gain(correction: tuple[StoredTurn, TokenScores], logps: Logps) -> float | None:
