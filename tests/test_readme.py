@@ -51,6 +51,9 @@ COMMANDS = {
     "python benchmarks/multi_hint.py": "tests/benchmarks/test_multi_hint.py::test_runs_and_ends_in_json",
     "python benchmarks/turn_scoring.py": "tests/benchmarks/test_turn_scoring.py::test_runs_and_ends_in_json",
     "python benchmarks/zero3_overhead.py": "tests/benchmarks/test_zero3_overhead.py::test_runs_and_ends_in_json",
+    "python benchmarks/server_teacher.py --topk 4 --token-ms 0.1": (
+        "tests/benchmarks/test_server_teacher.py::test_runs_and_ends_in_json"
+    ),
     "python benchmarks/growth.py --folder docs/images": "tests/benchmarks/test_growth.py::test_runs_and_ends_in_json",
     "python benchmarks/judge_concurrency.py": "tests/benchmarks/test_judge_concurrency.py::test_runs_and_ends_in_json",
     "python benchmarks/judge_concurrency.py --trajectory --turns 8 --votes 1 --delay 0.5": (
