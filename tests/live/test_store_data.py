@@ -193,6 +193,50 @@ def test_with_a_turn_goes_what_goes_on_from_its_reply_in_other_words(store, dept
     assert len(store.turns()) == 2 + depth
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["turn", "session"])
+@pytest.mark.parametrize(
+    "quote",
+    [
+        "USER: My name is zyx,\nand I am ill.",
+        json.dumps([user("My name is zyx,\nand I am ill.")]),
+        "user:  my name is  ZYX, and I am ill",
+        "(...) a remedy for zyx is sleep, and tea in the evening, and in the morning fresh air.",
+    ],
+)
+def test_with_a_turn_goes_side_traffic_that_quotes_it(store, whole, quote):
+    other, _ = chat(store, [user("What else is there to be done today?")], "Ok.")
+    remedy = "a remedy for zyx is sleep, and tea in the evening, and in the morning fresh air."
+    first, _ = chat(store, [user("My name is zyx,\nand I am ill.")], f"As far as is known {remedy}")
+    asked = "### Task:\nGenerate a title.\n<chat_history>\n{}\n</chat_history>"
+    titles = [chat(store, [user(asked.format(text))], "A title")[0] for text in (quote, "USER: What else is there?")]
+    his, _ = chat(store, [user(asked.format(quote))], "A title", owner="bob")
+    assert {turn.state for turn in store.turns() if turn.turn_id in (*titles, his)} == {"side"}
+    assert store.delete("default", **({"session_id": first} if whole else {"turn_id": first})).turns == 2
+    assert {turn.turn_id for turn in store.turns()} == {other, titles[1], his}
+
+
+def test_side_traffic_that_quotes_only_what_stays_stays(store):
+    history = [user("A question about the tides of the sea"), assistant("They come and go.")]
+    first, _ = chat(store, history[:1], "They come and go.")
+    title, _ = chat(store, [user("A question about the tides of the sea. They come and go.")], "Tides", header="title")
+    notice, beat = user("<system-reminder>Today is Monday.</system-reminder>"), user("Anything to do? If not, say why.")
+    history += [notice, user("Why?")]
+    second, _ = chat(store, history, "Because of the moon.")
+    chat(store, [*history, assistant("Because of the moon."), beat], "HEARTBEAT_OK", header="ping")
+    others, _ = chat(store, [notice, beat], "HEARTBEAT_OK", header="ping")
+    assert store.delete("default", turn_id=second).turns == 2
+    assert {turn.turn_id for turn in store.turns()} == {first, title, others}
+
+
+def test_side_traffic_that_others_go_on_from_stays_with_them(store):
+    secret, _ = chat(store, [user("A greeting that many begin with")], "Hello.")
+    ping = [user("Hey"), assistant("Hi."), user("Read HEARTBEAT.md: A greeting that many begin with")]
+    side = record(store, kind="side", side_reason="ping", messages=ping, reply=assistant("HEARTBEAT_OK")).turn_id
+    after = record(store, messages=[*ping, assistant("HEARTBEAT_OK"), user("Fine.")], parent=side).turn_id
+    assert store.delete("default", turn_id=secret).turns == 1
+    assert {turn.turn_id for turn in store.turns()} == {side, after}
+
+
 def test_deleting_an_export_of_a_turn_whose_next_state_goes(store):
     first, _ = chat(store, [user("a")], "b", owner="ann")
     second, _ = chat(store, [user("a"), assistant("b"), user("complaint-zyx")], "d", owner="ann")

@@ -1,5 +1,6 @@
 """People's say over what the store holds: reading it, correcting hints, opting out, deleting."""
 
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,16 +8,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import StoreError, UnknownTurnError
-from ..types import valid_text
+from ..types import message_text, valid_text
 from . import exports
-from .canonical import NO_HISTORY, extended
+from .canonical import NO_HISTORY, extended, is_system
 from .database import Database, from_json, to_json
 from .records import Deletion, StoredTurn, TurnState
+from .side_traffic import automatic
 from .store_turns import find_turn, load_turns
 
 _CHUNK = 200  # turns in memory at once
 
-_TURN = "SELECT number, turn_id, user, parent, messages, reply FROM turns"
+_QUOTED = 60  # characters of each end of a message that a quote has: clients shorten what they quote
+_TELLING = 8  # characters below which it may be anyone's words
+_WORD, _ESCAPE = re.compile(r"\w+"), re.compile(r"\\[nrt]")
+_TURN = "SELECT number, turn_id, user, kind, parent, messages, reply FROM turns"
 
 
 class People(Database):
@@ -179,9 +184,10 @@ class People(Database):
         """Delete turns with all that hangs on them, and their text wherever it lies.
 
         With a turn go all turns whose history holds its reply, also one that was cut or edited since, and the next
-        states of earlier turns that its request told, with what a judge made of them. Exports that hold any of it are
-        removed. The file is written anew without it and its log is emptied. A reply that this user waits for meanwhile
-        is not recorded, since its request may hold some of it. What was learned from a turn stays in the adapters.
+        states of earlier turns that its request told, with what a judge made of them, and side traffic that quotes any
+        of it. Exports that hold any of it are removed. The file is written anew without it and its log is emptied. A
+        reply that this user waits for meanwhile is not recorded, since its request may hold some of it. What was
+        learned from a turn stays in the adapters.
 
         Args:
             user: Whose. All of a user's turns, unless a session or a turn is named.
@@ -255,12 +261,11 @@ def _what_goes(
         owners = connection.execute(f"SELECT DISTINCT user FROM turns WHERE {chosen}", values).fetchall()
         if len(owners) > 1:
             raise StoreError(f"Several users have a session {session_id!r}: say whose to delete.")
-    gone = {row["number"]: row for row in connection.execute(f"{_TURN} WHERE {chosen}", values)}
-    left = list(gone.values()) if chosen != "user = ?" else []
-    while left:
-        new = {row["number"]: row for row in _going_on(connection, left.pop()) if row["number"] not in gone}
-        gone |= new
-        left += new.values()
+    if chosen == "user = ?":
+        rows = connection.execute("SELECT number, turn_id, user FROM turns WHERE user = ?", values).fetchall()
+    else:
+        rows = _with_what_holds_them(connection, connection.execute(f"{_TURN} WHERE {chosen}", values).fetchall())
+    gone = {row["number"]: row for row in rows}
     told = []
     for row in gone.values():
         told += connection.execute(
@@ -268,6 +273,17 @@ def _what_goes(
             (row["turn_id"],),
         ).fetchall()
     return list(gone.values()), [row for row in told if row["number"] not in gone]
+
+
+def _with_what_holds_them(connection: sqlite3.Connection, turns: Sequence[sqlite3.Row]) -> list[sqlite3.Row]:
+    """Turns of one user, and all others of the same user that hold their replies or quote them."""
+    found = {turn["number"]: turn for turn in turns}
+    left = list(turns)
+    while left:
+        new = {row["number"]: row for row in _going_on(connection, left.pop()) if row["number"] not in found}
+        found |= new
+        left += new.values()
+    return list(({row["number"]: row for row in _quoting(connection, list(found.values()))} | found).values())
 
 
 def _going_on(connection: sqlite3.Connection, turn: sqlite3.Row) -> Iterator[sqlite3.Row]:
@@ -281,6 +297,38 @@ def _going_on(connection: sqlite3.Connection, turn: sqlite3.Row) -> Iterator[sql
     ):
         if _has_reply_to(asked, from_json(row["messages"])):
             yield row
+
+
+def _quoting(connection: sqlite3.Connection, turns: Sequence[sqlite3.Row]) -> Iterator[sqlite3.Row]:
+    """Their user's side traffic that quotes what is said in turns: requests for titles, summaries and the like.
+
+    What is never trained is rather deleted once too often. What others go on from stays with them.
+    """
+    said = [text for turn in turns if turn["kind"] == "main" for text in _texts(_news(turn)) if len(text) >= _TELLING]
+    ends = {end for text in said for end in (text[:_QUOTED], text[-_QUOTED:])}
+    for row in connection.execute(
+        f"{_TURN} t WHERE user = ? AND kind = 'side' AND NOT EXISTS (SELECT 1 FROM turns WHERE parent = t.turn_id)",
+        (turns[0]["user"] if turns else None,),
+    ):
+        whole = " ".join(_texts([*from_json(row["messages"]), from_json(row["reply"])]))
+        if any(end in whole for end in ends):
+            yield row
+
+
+def _news(turn: sqlite3.Row) -> Iterator[dict[str, Any]]:
+    """What a turn adds to its conversation."""
+    messages = from_json(turn["messages"])
+    replies = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    if replies and turn["parent"] is not None:
+        del messages[: replies[-1] + 1]
+    yield from (message for message in [*messages, from_json(turn["reply"])] if automatic(message) is None)
+
+
+def _texts(messages: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """What people, tools and the model say, as words alone, however it is quoted."""
+    for message in messages:
+        if not is_system(message):
+            yield " ".join(_WORD.findall(_ESCAPE.sub(" ", message_text(message)).lower()))
 
 
 def _has_reply_to(asked: bytes, history: Iterable[dict[str, Any]]) -> bool:
