@@ -29,7 +29,7 @@ class VllmServer:
     """
 
     name = "smollm2"
-    window = 512
+    window = 2048
     max_logprobs = 5
 
     def __init__(self, model: Path, log: Path, *options: str, env: dict[str, str] | None = None):

@@ -44,10 +44,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "live-demo", help="Emptied first, then filled.")
     parser.add_argument("--persona", choices=PERSONAS, default="one-sentence", help="Who talks.")
-    parser.add_argument("--updates", type=int, default=12, help="Steps of the learner.")
+    parser.add_argument("--updates", type=int, default=8, help="Steps of the learner.")
     parser.add_argument("--held-out", type=int, default=16, help="Questions asked before and after.")
     parser.add_argument("--at-once", type=int, default=2, help="Conversations at a time.")
-    parser.add_argument("--max-tokens", type=int, default=48, help="Room for a reply.")
+    parser.add_argument("--max-tokens", type=int, default=32, help="Room for a reply.")
     parser.add_argument("--temperature", type=float, default=0.5, help="Of the replies.")
     parser.add_argument("--seed", type=int, default=7, help="Order of the questions.")
     return parser

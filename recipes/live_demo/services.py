@@ -65,14 +65,13 @@ class Service:
         raise ServiceError(f"The {self.name} did not say {pattern!r}; see {self.log}.")
 
     def stop(self) -> None:
-        """Ask it to end, and wait."""
-        if self.running:
-            self.process.send_signal(signal.SIGTERM)
-            try:
+        """Ask it to end, and wait: a learner ends after the update at hand, and at once when asked a second time."""
+        for asked in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
+            if not self.running:
+                return
+            self.process.send_signal(asked)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
 
 
 class Narrator:
@@ -109,12 +108,12 @@ def gateway(model: Path, name: str, folder: Path, *, max_tokens: int, temperatur
 
 @contextlib.contextmanager
 def learner(model: Path, name: str, folder: Path, updates: int) -> Iterator[Service]:
-    """A learner with the config that ships."""
+    """A learner with the config that ships, in a hurry: large steps, and checks that look at less."""
     command = [
-        *(sys.executable, "-m", "accelerate.commands.launch"),
-        *("--config_file", str(ROOT / "accelerate_configs" / "single.yaml"), str(ROOT / "recipes" / "live.py")),
-        *("--config", str(ROOT / "recipes" / "configs" / "live.yaml"), "--live_dir", str(folder)),
-        *("--model_name_or_path", str(model), "--engine_model", name, "--max_updates", str(updates)),
+        *(sys.executable, "-m", "trl_openclaw.cli", "live", "--accelerate_config", "single", "--config", "live"),
+        *("--live_dir", str(folder), "--model_name_or_path", str(model), "--engine_model", name),
+        *("--max_updates", str(updates), "--learning_rate", "4e-4"),
+        *("--check_replay_turns", "8", "--check_reply_tokens", "32"),
     ]
     service = Service("learner", command, folder)
     try:

@@ -139,9 +139,10 @@ def test_asked_to_end_it_ends_its_processes(tmp_path):
         [sys.executable, "-m", "recipes.live_demo", "--model", str(folder), "--folder", str(tmp_path / "live")],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    wait_for(lambda: (tmp_path / "live" / "learner.log").exists(), seconds=120, what="the learner")
+    log = tmp_path / "live" / "learner.log"
+    wait_for(lambda: log.exists() and "turns ready" in log.read_text(), seconds=120, what="the learner")
     started = psutil.Process(demo.pid).children(recursive=True)
-    assert len(started) >= 2
+    assert len(started) >= 3  # the gateway, the launcher, and the learner itself
     demo.terminate()
     assert demo.wait(120) == 128 + signal.SIGTERM
     psutil.wait_procs(started, timeout=60)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_openclaw import LLMJudge, NextState, OPDConfig, OPDTrainer, ServerTeacher, Turn, collect_feedback
 from trl_openclaw.errors import TeacherError, VocabularyMismatchError
+from trl_openclaw.judges import prompted
 from trl_openclaw.scoring import TeacherRow
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -23,6 +24,10 @@ TEXTS = (
 )
 TOLERANCE = 1e-3
 """Nats, in float32."""
+MARKER = "ab12cd34ef"
+AS_ASKED = rf"VERDICT-{MARKER}: (1|0|-1)\nHINT-{MARKER}: [A-Za-z ,]{{8,40}}\nEND-{MARKER}"
+"""The form of an answer, which so small a judge keeps only when the server sees to it."""
+IN_FORM = {"max_tokens": 96, "extra_body": {"structured_outputs": {"regex": AS_ASKED}}}
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +90,31 @@ def test_ids_that_the_model_does_not_know_never_reach_the_server(vllm_server, to
     assert vllm_server.is_up()
 
 
-def test_a_judge_s_answers_are_parsed_or_counted(vllm_server):
-    judge = LLMJudge(vllm_server.name, vllm_server.base_url, num_votes=2, max_tokens=24)
+@pytest.fixture
+def marked(monkeypatch):
+    """The mark of a verdict, known beforehand."""
+    monkeypatch.setattr(prompted.secrets, "token_hex", lambda _: MARKER)
+
+
+def judged_by(server, **settings):
+    judge = LLMJudge(server.name, server.base_url, num_votes=2, **settings)
     asyncio.run(judge.check())
     turns = [Turn("Name a fruit.", "An apple.", NextState("Shorter, please."))]
     (feedback,) = asyncio.run(collect_feedback(turns, [{}], next_state=None, judge=judge))
-    assert feedback.verdict is not None or feedback.failure == "judge_failed"
+    return feedback
+
+
+def test_a_judge_s_answers_are_parsed(vllm_server, marked):
+    feedback = judged_by(vllm_server, **IN_FORM)
+    assert [vote.failure for vote in feedback.verdict.votes] == [None, None]
+    assert {vote.score for vote in feedback.verdict.votes} <= {-1, 0, 1}
+    assert feedback.verdict.score in (-1, 0, 1)
+
+
+def test_answers_that_are_no_verdicts_are_counted(vllm_server):
+    feedback = judged_by(vllm_server, max_tokens=4)
+    assert feedback.failure == "judge_failed"
+    assert [vote.failure for vote in feedback.verdict.votes] == ["truncated", "truncated"]
 
 
 async def asks_again(turn, row):
@@ -108,7 +132,7 @@ def make_trainer(folder, model, server, steps, **kwargs) -> OPDTrainer:
         model=str(model),
         args=OPDConfig(str(folder), **settings, judge_failure_limit=1.0, judge_failure_patience=99),
         train_dataset=Dataset.from_list(rows),
-        judge=LLMJudge(server.name, server.base_url, num_votes=1, max_tokens=4, max_retries=0),
+        judge=LLMJudge(server.name, server.base_url, num_votes=1, max_retries=0, **IN_FORM),
         next_state=asks_again,
         teacher_model=teacher_of(server, **kwargs),
     )
@@ -125,7 +149,7 @@ class AfterStep(TrainerCallback):
             self.action()
 
 
-def test_two_steps_with_the_server_as_teacher_and_as_judge(vllm_server, smollm2, tmp_path):
+def test_two_steps_with_the_server_as_teacher_and_as_judge(vllm_server, smollm2, tmp_path, marked):
     trainer = make_trainer(tmp_path, smollm2, vllm_server, steps=2)
     trainer.train()
     (gap,) = logged(trainer, "teacher/server_gap")
@@ -134,10 +158,8 @@ def test_two_steps_with_the_server_as_teacher_and_as_judge(vllm_server, smollm2,
     assert logged(trainer, "hint/accepted") == [1.0, 1.0]
     assert logged(trainer, "teacher/missing_tokens") == [0.0, 0.0]
     assert any(logged(trainer, "loss"))
-    for score, failed in zip(
-        logged(trainer, "rewards/judge/mean"), logged(trainer, "feedback/failed/judge_failed"), strict=True
-    ):
-        assert failed == 1.0 or score == score
+    assert logged(trainer, "feedback/failed/judge_failed") == [0.0, 0.0]
+    assert all(-1 <= score <= 1 for score in logged(trainer, "rewards/judge/mean"))
 
 
 def test_a_server_that_is_killed_and_comes_back_is_waited_for(vllm_server, smollm2, tmp_path):

@@ -66,7 +66,7 @@ def learn(folder: Path, rejects: int | None, teacher: str) -> None:
     checks = learner.updates.checks
 
     class Scripted:
-        measures = checks.measures
+        measures, prepare = checks.measures, checks.prepare
 
         def __call__(self, version, before):
             bad = rejects is not None and version == f"v{rejects:06d}"

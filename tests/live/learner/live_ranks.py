@@ -55,7 +55,7 @@ def main(folder: str, teacher: str) -> None:
     class Failing:
         """The real checks, and one of the second version's fails."""
 
-        measures = checks.measures
+        measures, prepare = checks.measures, checks.prepare
 
         def __call__(self, version, before):
             results = checks(version, before)

@@ -10,7 +10,15 @@ from learner_harness import USER, make_learner, open_store, record, states
 from tiny import tiny_llama
 
 from trl_openclaw.errors import LearnerError
-from trl_openclaw.live.learner.checks import CHECKS, CheckResult, Checks, Evidence, as_detail, failures
+from trl_openclaw.live.learner.checks import (
+    CHECKS,
+    QUESTIONS_TO_ANSWER,
+    CheckResult,
+    Checks,
+    Evidence,
+    as_detail,
+    failures,
+)
 from trl_openclaw.live.learner.greedy import repetition
 from trl_openclaw.live.learner.measure import Item
 from trl_openclaw.live.learner.probes import load_probes
@@ -328,6 +336,33 @@ def test_numbers_that_are_none_fail_and_are_stored_as_nothing(tmp_path):
     assert json.loads(json.dumps(as_detail(found), allow_nan=False))["plain_questions"]["numbers"]["nll"] is None
 
 
+def test_the_base_model_is_measured_before_there_are_turns(tmp_path):
+    settings = {"check_probes": 0.2, "check_length": [0.05, 4.0]}
+    learner, before = prepared(tmp_path, **settings)
+    checks = learner.updates.checks
+    checks.prepare()
+    move(learner, 0.5)
+    scored, replied = [], []
+    score, generate = learner.scorer.score, learner.model.generate
+    learner.scorer.score = lambda model, rows: scored.append(len(rows)) or score(model, rows)
+    learner.model.generate = lambda *args, **kwargs: replied.append(1) or generate(*args, **kwargs)
+    found = checks("new", before)
+    assert scored == [24, 48]  # of the new version alone, since the published one is the base model
+    assert len(replied) == QUESTIONS_TO_ANSWER
+    assert found["plain_questions"].numbers["nll_base"] != found["plain_questions"].numbers["nll"]
+
+
+def test_a_learner_measures_it_when_it_starts(tmp_path):
+    store = open_store(tmp_path)
+    record(store, range(4))
+    learner, order = make_learner(tmp_path, max_updates=1), []
+    checks, prepare, claim = learner.updates.checks, learner.updates.checks.prepare, store.claim
+    checks.prepare = lambda: order.append("prepared") or prepare()
+    learner.at_desk.store.claim = lambda *args, **kwargs: order.append("claimed") or claim(*args, **kwargs)
+    learner.train()
+    assert order[:2] == ["prepared", "claimed"]
+
+
 def test_each_reply_is_scored_once_per_version(tmp_path):
     learner, before = prepared(tmp_path)
     measures = learner.updates.checks.measures
@@ -414,7 +449,7 @@ def reject(learner, updates) -> None:
     checks, calls = learner.updates.checks, []
 
     class Failing:
-        measures = checks.measures
+        measures, prepare = checks.measures, checks.prepare
 
         def __call__(self, version, before):
             calls.append(version)

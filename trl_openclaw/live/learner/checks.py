@@ -69,6 +69,13 @@ class Checks:
         self.probes = load_probes(trainer.args.check_probe_file)
         self._base_replies: Replies | None = None
 
+    def prepare(self) -> None:
+        """Measure the base model, while there is nothing to train yet. A collective."""
+        for wordings in (False, True):
+            self.measures.of_base(self._questions(wordings=wordings))
+        if self._looks_at_replies:
+            on_main(self.trainer.accelerator, self._replies_of_base)
+
     def __call__(self, version: str, before: Snapshot) -> dict[str, CheckResult]:
         """Run all checks. A collective.
 
@@ -125,12 +132,12 @@ class Checks:
         args = self.trainer.args
         if args.check_probes is None and args.check_probes_total is None:
             return OFF
-        items = [item for item in probe_items(self.trainer, self.probes, wordings=wordings) if self._is_short(item)]
+        items = self._questions(wordings=wordings)
         if not items:
             return CheckResult("no_data", "no questions", {"questions": 0})
         new, old, base = (
             -mean([mean(row) for row in of(items).values()])
-            for of in (versions.of_new, versions.of_published, versions.of_base)
+            for of in (versions.of_new, versions.of_published, self.measures.of_base)
         )
         passed = _within(new - old, args.check_probes) and _within(new - base, args.check_probes_total)
         note = (
@@ -169,9 +176,9 @@ class Checks:
         """Whether greedy replies are still as long, as varied and as open as the base model's, within bands."""
         args = self.trainer.args
         bands = {"length": args.check_length, "entropy": args.check_entropy}
-        if not any(bands.values()) and args.check_repetition is None:
+        if not self._looks_at_replies:
             return OFF
-        new, base = on_main(self.trainer.accelerator, lambda: self._replies(versions))
+        new, base = on_main(self.trainer.accelerator, lambda: (self._replies(), self._replies_of_base()))
         ratios = {
             name: getattr(new, name) / max(getattr(base, name), 1e-6)
             for name, band in bands.items()
@@ -189,14 +196,27 @@ class Checks:
         numbers = {**asdict(new), **{f"{name}_base": value for name, value in asdict(base).items()}}
         return _judged(not outside, "; ".join(outside) or usual, numbers)
 
-    def _replies(self, versions: Versions) -> tuple[Replies, Replies]:
+    def _questions(self, *, wordings: bool) -> list[Item]:
+        """Plain questions with their answers, or the same in other words; none where they are switched off."""
+        if self.trainer.args.check_probes is None and self.trainer.args.check_probes_total is None:
+            return []
+        return [item for item in probe_items(self.trainer, self.probes, wordings=wordings) if self._is_short(item)]
+
+    @property
+    def _looks_at_replies(self) -> bool:
+        args = self.trainer.args
+        return bool(args.check_length or args.check_entropy) or args.check_repetition is not None
+
+    def _replies(self) -> Replies:
+        """What the model says as it is now."""
         prompts = [prompt_of(self.trainer, probe.question) for probe in self.probes[:QUESTIONS_TO_ANSWER]]
-        tokens = self.trainer.args.check_reply_tokens
-        new = greedy_replies(self.trainer, prompts, tokens)
+        return greedy_replies(self.trainer, prompts, self.trainer.args.check_reply_tokens)
+
+    def _replies_of_base(self) -> Replies:
         if self._base_replies is None:
-            with versions.base_weights():
-                self._base_replies = greedy_replies(self.trainer, prompts, tokens)
-        return new, self._base_replies
+            with self.measures.base_weights():
+                self._base_replies = self._replies()
+        return self._base_replies
 
     def _fits(self, turn: StoredTurn) -> bool:
         """Whether the model can score a turn, which may be from before its limits were set."""

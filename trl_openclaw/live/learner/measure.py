@@ -66,6 +66,14 @@ class Measures:
             known.update(gather_object([(item.key, row) for item, row in zip(own, values, strict=True)]))
         return {item.key: known[item.key] for item in items}
 
+    def of_base(self, items: Sequence[Item]) -> Logps:
+        """The log-probs of items under the base model. A collective."""
+        return self(BASE_VERSION, items, self.base_weights)
+
+    def base_weights(self) -> AbstractContextManager:
+        """The model without its adapter."""
+        return adapter_switched(self.trainer.accelerator.unwrap_model(self.trainer.model), None)
+
     def forget(self, *kept: str) -> None:
         """Keep nothing but the numbers of the base model and of these versions."""
         self._known = {name: known for name, known in self._known.items() if name in (BASE_VERSION, *kept)}
@@ -95,15 +103,6 @@ class Versions:
         """Under the version it was trained from."""
         trainer = self.measures.trainer
         return self.measures(self.published, items, lambda: other_weights(trainer, self.before.weights))
-
-    def of_base(self, items: Sequence[Item]) -> Logps:
-        """Under the base model."""
-        return self.measures(BASE_VERSION, items, self.base_weights)
-
-    def base_weights(self) -> AbstractContextManager:
-        """The model without its adapter."""
-        trainer = self.measures.trainer
-        return adapter_switched(trainer.accelerator.unwrap_model(trainer.model), None)
 
 
 def mean(values: Sequence[float]) -> float:

@@ -51,9 +51,10 @@ class Updates(TrainerCallback):
     # What the trainer calls
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Keep the average that training starts with."""
+        """Keep the average that training starts with, and measure what versions will be compared with."""
         if self.average is None:
             self._save_average()
+        self.checks.prepare()
 
     def on_step_begin(self, args, state, control, **kwargs):
         """Remember the weights."""
