@@ -140,7 +140,7 @@ def test_asked_to_end_it_ends_its_processes(tmp_path):
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     log = tmp_path / "live" / "learner.log"
-    wait_for(lambda: log.exists() and "turns ready" in log.read_text(), seconds=120, what="the learner")
+    wait_for(lambda: log.exists() and "Learning from" in log.read_text(), seconds=240, what="the learner")
     started = psutil.Process(demo.pid).children(recursive=True)
     assert len(started) >= 3  # the gateway, the launcher, and the learner itself
     demo.terminate()
