@@ -17,6 +17,9 @@ from ..errors import StoreBusyError, StoreError, StoreFullError
 SCHEMA_VERSION = 3
 BUSY_SECONDS = 5.0
 
+LOG_PAGES = 1000
+"""SQLite's own setting, 4 MB."""
+
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 # Where a disk is full, or files may not grow, SQLite says the first; its shared index and its log say the others.
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_FSYNC)
@@ -32,6 +35,9 @@ class Database:
         path: The file. It is made, readable by its owner only, if it does not exist.
         clock: What `created` is taken from.
         busy_seconds: How long to wait for another process that is writing.
+        durable: Whether what a method has changed is on the disk when it returns, so that it outlives the machine's
+            power, too. Otherwise it outlives this process.
+        log_pages: At so many pages in SQLite's log a writer moves them into the file before it goes on.
 
     Raises:
         StoreBusyError: When another process holds the store for longer than that. So does every other method.
@@ -39,10 +45,19 @@ class Database:
         StoreError: When the file is no store, or a newer one.
     """
 
-    def __init__(self, path: Path | str, *, clock: Callable[[], float] = time.time, busy_seconds: float = BUSY_SECONDS):
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        clock: Callable[[], float] = time.time,
+        busy_seconds: float = BUSY_SECONDS,
+        durable: bool = False,
+        log_pages: int = LOG_PAGES,
+    ):
         self.path = Path(path)
         self.clock = clock
         self._busy_seconds = busy_seconds
+        self._settings = {"synchronous": "FULL" if durable else "NORMAL", "wal_autocheckpoint": str(log_pages)}
         self._local = threading.local()
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +75,11 @@ class Database:
         with self._errors():
             return self._connection.execute("PRAGMA data_version").fetchone()[0]
 
+    def shorten_log(self) -> None:
+        """Move what is in SQLite's log into its file, as far as nobody is in the way. Writers go on meanwhile."""
+        with self._errors():
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
     @property
     def _connection(self) -> sqlite3.Connection:
         connection = getattr(self._local, "connection", None)
@@ -70,9 +90,8 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=self._busy_seconds, isolation_level=None)
         connection.row_factory = sqlite3.Row
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA secure_delete = ON")
+        for name, value in {**self._settings, "foreign_keys": "ON", "secure_delete": "ON"}.items():
+            connection.execute(f"PRAGMA {name} = {value}")
         return connection
 
     def _create(self) -> None:

@@ -24,6 +24,7 @@ from . import chat, feedback_api
 from .api_errors import ApiError, on_api_error, on_http_error, on_invalid
 from .auth import CurrentUser, Keys, current_user
 from .guard import Guard
+from .log_keeper import LogKeeper
 from .metrics import Metrics
 from .recorder import Recorder
 from .versions import ServedVersions
@@ -122,7 +123,7 @@ class Gateway:
         """Follow versions and judge turns; in the end write down what is left."""
         with contextlib.suppress(Exception):
             await self.versions.follow()  # what is published answers from the first request on
-        workers: list[ServedVersions | JudgingWorker] = [self.versions]
+        workers: list[ServedVersions | JudgingWorker | LogKeeper] = [self.versions, LogKeeper(self.store)]
         workers += [self.judging] if self.judging else []
         tasks = [asyncio.create_task(worker.run()) for worker in workers]
         try:

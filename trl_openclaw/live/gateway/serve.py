@@ -20,6 +20,7 @@ from ..status import status_router
 from ..store import Store
 from .app import Gateway, create_app
 from .auth import Keys, check_bind
+from .log_keeper import LOG_PAGES
 from .settings import ServeSettings, read_settings
 
 SWITCH_SECONDS = 0.0005
@@ -44,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> int:
             listening = listen(settings.host, settings.port)
             stack.enter_context(only_gateway(settings))
             engine = ENGINES[settings.engine](settings)
-            store = Store(settings.store_path, busy_seconds=1.0)
+            store = Store(settings.store_path, busy_seconds=1.0, log_pages=LOG_PAGES)
         except (ValueError, OSError, OpenClawError) as error:
             sys.stderr.write(f"trl-openclaw serve: error: {' '.join(str(error).split())}\n")
             return 2

@@ -106,7 +106,7 @@ class LiveTrainer(CombineTrainer):
         name = args.engine_model or self.model.get_base_model().config.name_or_path
         self.desk: Desk | None = None
         if self.accelerator.is_main_process:
-            store = store or Store(store_of(args.live_folder))
+            store = store or Store(store_of(args.live_folder), durable=True)  # as its checkpoints are
             self.desk = Desk(store, args.user, args.turns_per_step, args.max_version_lag, name)
         self.read = TurnReader(
             self,
