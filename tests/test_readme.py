@@ -50,6 +50,8 @@ COMMANDS = {
     "python benchmarks/profile_step.py": "tests/benchmarks/test_profile_step.py::test_runs_and_ends_in_json",
     "python benchmarks/multi_hint.py": "tests/benchmarks/test_multi_hint.py::test_runs_and_ends_in_json",
     "python benchmarks/turn_scoring.py": "tests/benchmarks/test_turn_scoring.py::test_runs_and_ends_in_json",
+    "python benchmarks/gateway.py": "tests/benchmarks/test_gateway.py::test_runs_and_ends_in_json",
+    "python benchmarks/live_sessions.py": "tests/benchmarks/test_live_sessions.py::test_runs_and_ends_in_json",
     "python benchmarks/zero3_overhead.py": "tests/benchmarks/test_zero3_overhead.py::test_runs_and_ends_in_json",
     "python benchmarks/server_teacher.py --topk 4 --token-ms 0.1": (
         "tests/benchmarks/test_server_teacher.py::test_runs_and_ends_in_json"

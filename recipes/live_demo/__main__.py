@@ -34,6 +34,7 @@ from .services import ROOT, Narrator, Service, gateway, learner
 MODEL_NAME = "SmolLM2-135M-Instruct"
 IN_A_ROW = 3
 _WIDTH = 72  # characters of a reply on the screen
+_MUST_BE_NONE = {"lost_turns": "replies are not in the store", "errors": "requests failed"}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -86,6 +87,7 @@ def main() -> None:
             + "."
         )
     print(f"{summary['updates']} versions published in {summary['seconds']} s; {folder / 'summary.json'} has the rest.")
+    check(summary)
 
 
 async def live(
@@ -151,6 +153,15 @@ def summarize(
         "before": held_out_numbers(before),
         "after": held_out_numbers(after),
     }
+
+
+def check(summary: dict[str, Any]) -> None:
+    """Raises `SystemExit` where something went wrong, whatever was learned."""
+    wrong = [f"{summary[name]} {text}" for name, text in _MUST_BE_NONE.items() if summary[name]]
+    if not summary["updates"]:
+        wrong.append("no version was published")
+    if wrong:
+        raise SystemExit(f"Something went wrong: {', '.join(wrong)}.")
 
 
 def held_out_numbers(sessions: Sequence[Session]) -> dict[str, Any]:

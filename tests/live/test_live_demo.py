@@ -11,7 +11,7 @@ import pytest
 from live.gateway_harness import serving_stub, wait_for
 from tiny import tiny_llama, tiny_tokenizer
 
-from recipes.live_demo.__main__ import held_out_numbers, make_parser, read_questions, summarize
+from recipes.live_demo.__main__ import check, held_out_numbers, make_parser, read_questions, summarize
 from recipes.live_demo.person import Person, Session
 from recipes.live_demo.reactions import read_reaction
 from recipes.live_demo.services import ROOT, Service, ServiceError, gateway
@@ -91,6 +91,20 @@ class TestSummary:
         assert summarize([], [], [], tmp_path)["updates"] == 0
         gateway.store.publish("default", "v000001")
         assert summarize([], [], [], tmp_path)["updates"] == 1
+
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            ({"lost_turns": 2}, "2 replies are not in the store"),
+            ({"errors": 1}, "1 requests failed"),
+            ({"updates": 0}, "no version"),
+        ],
+    )
+    def test_what_went_wrong_is_said_and_ends_the_demo_with_an_error(self, changed, said):
+        fine = {"updates": 1, "lost_turns": 0, "errors": 0}
+        check(fine)
+        with pytest.raises(SystemExit, match=said):
+            check({**fine, **changed})
 
     @pytest.mark.parametrize(
         ("satisfied", "sessions"),
