@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 import time
 
 import openai
@@ -64,6 +65,31 @@ def test_answered_turns_are_judged_by_what_followed(tmp_path, stub):
         ("hello", "stub: hello", "shorter please"),
         ("shorter please", "stub: shorter please", "thanks"),
     ]
+
+
+def test_what_is_deleted_while_a_judge_reads_it_leaves_no_hint(tmp_path, stub):
+    reads, go_on, hints = threading.Event(), threading.Event(), []
+
+    def rule(turn):
+        reads.set()
+        assert go_on.wait(20)
+        hints.append(turn.next_state.text)
+        return -1, turn.next_state.text
+
+    with serving_stub(tmp_path, stub, judge=RuleJudge(rule)) as gateway:
+        messages = talk(gateway, "hello", "my secret")
+        assert reads.wait(20)
+        first, second = gateway.turns()
+        gateway.store.delete("default", turn_id=second.turn_id)
+        go_on.set()
+        wait_for(lambda: hints, what="a verdict")
+        with gateway.client() as client:  # the same reply has another next state now, and a verdict on that
+            messages[-2:] = [{"role": "user", "content": "thanks"}]
+            client.chat.completions.create(model="stub", messages=messages)
+        wait_for(lambda: judged(gateway), what="another verdict")
+        (first,) = judged(gateway)
+        assert first.verdict.hints == ("thanks",)
+        assert hints == ["my secret", "thanks"]
 
 
 def test_no_more_at_once_than_asked_for(tmp_path, stub):

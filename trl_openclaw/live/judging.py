@@ -134,7 +134,7 @@ class JudgingWorker:
         if failure is None:
             self._pause, self.problem = 0.0, None
         if failure is None or not self._again(stored.turn_id, failure):
-            await self._keep(stored.turn_id, verdict or Verdict(None, "failed"))
+            await self._keep(stored, verdict or Verdict(None, "failed"))
 
     def _again(self, turn_id: str, failure: str) -> bool:
         """Whether a turn is to be judged again, after a pause where the judge is not to be had."""
@@ -150,15 +150,15 @@ class JudgingWorker:
         self._tries[turn_id] = self._tries.get(turn_id, 0) + 1
         return self._tries[turn_id] < MAX_TRIES
 
-    async def _keep(self, turn_id: str, verdict: Verdict) -> None:
+    async def _keep(self, stored: StoredTurn, verdict: Verdict) -> None:
         try:
-            await self._thread.call(Store.add_verdict, turn_id, verdict)
+            await self._thread.call(Store.add_verdict, stored.turn_id, verdict, on=stored.next_state)
         except StoreError as error:
             logger.warning("A verdict cannot be stored, its turn will be judged again: %s", error)
             await asyncio.sleep(PAUSES[0])
             return
         for counts in (self._tries, self._misses):
-            counts.pop(turn_id, None)
+            counts.pop(stored.turn_id, None)
         self.metrics.judged.labels(verdict.outcome).inc()
 
 

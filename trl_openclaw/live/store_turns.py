@@ -231,15 +231,32 @@ class Turns(Database):
             order = [row["turn"] for row in rows]
             return sorted(load_turns(connection, order), key=lambda turn: order.index(turn.number))
 
-    def add_verdict(self, turn_id: str, verdict: Verdict, source: VerdictSource = "judge") -> bool:
+    def add_verdict(
+        self,
+        turn_id: str,
+        verdict: Verdict,
+        source: VerdictSource = "judge",
+        *,
+        on: Sequence[dict[str, Any]] | None = None,
+    ) -> bool:
         """Keep a verdict. Which one counts says `VerdictSource`.
 
+        Args:
+            turn_id: The turn.
+            verdict: The verdict, whose hints may quote what followed the turn.
+            source: Who gave it.
+            on: What followed the turn when it was judged; `None` if that does not matter.
+
         Returns:
-            Whether it was kept. A turn that was deleted takes none.
+            Whether it was kept. A turn that was deleted takes none, nor does one whose next state was meanwhile.
         """
         votes = [dataclasses.asdict(vote) for vote in verdict.votes]
         with self._write() as connection:
-            row = connection.execute("SELECT number FROM turns WHERE turn_id = ?", (turn_id,)).fetchone()
+            row = connection.execute(
+                "SELECT t.number FROM turns t LEFT JOIN next_states n ON n.turn = t.number "
+                "WHERE t.turn_id = ? AND (? IS NULL OR n.messages = ?)",
+                (turn_id, *2 * (None if on is None else to_json(list(on)),)),
+            ).fetchone()
             if row is not None:
                 self._add_verdict(
                     connection, row["number"], verdict.score, verdict.outcome, verdict.hints, votes, source
