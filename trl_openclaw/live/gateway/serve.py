@@ -1,5 +1,6 @@
 """`trl-openclaw serve`: an engine, a judge, the store and the gateway, in one process."""
 
+import gc
 import logging
 import signal
 import socket
@@ -93,6 +94,8 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if not self.started:
             return
+        gc.collect()
+        gc.freeze()  # what is there now stays; to look through it now and then would keep replies waiting for 30 ms
         app: Any = self.config.app
         said = [self._hello, *await _problems(app.state.gateway)]
         sys.stdout.write("\n".join(said) + "\n")
