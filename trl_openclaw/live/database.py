@@ -17,7 +17,7 @@ from ..errors import StoreBusyError, StoreError, StoreFullError
 SCHEMA_VERSION = 3
 BUSY_SECONDS = 5.0
 
-LOG_PAGES = 1000
+SQLITE_LOG_PAGES = 1000
 """SQLite's own setting, 4 MB."""
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -52,7 +52,7 @@ class Database:
         clock: Callable[[], float] = time.time,
         busy_seconds: float = BUSY_SECONDS,
         durable: bool = False,
-        log_pages: int = LOG_PAGES,
+        log_pages: int = SQLITE_LOG_PAGES,
     ):
         self.path = Path(path)
         self.clock = clock
