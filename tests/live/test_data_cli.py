@@ -60,7 +60,7 @@ def test_turns_are_listed(store, data):
     assert bobs.endswith("[calls look({})]")
     assert [line.index("  open ") for line in (bobs,)] == [anns.index("  ready")]
     assert total == "2 turns: 1 open, 1 ready"
-    assert data("list", "--user", "ann")[1].count("chatcmpl-") == 1
+    assert data("list", "--user", "ann")[1].splitlines()[2:] == ["1 turn: 1 ready"]
     assert data("list", "--session", "her")[1].count("herbs") == 1
     assert data("list", "--state", "trained")[1].count("chatcmpl-") == 0
     assert data("list", "--limit", "1")[1].count("[calls") == 1
@@ -93,6 +93,19 @@ def test_one_turn_is_shown(store, data):
     assert shown["next_state"] == [user("Shorter,\nplease.")]
 
 
+def test_the_turn_to_show_is_named_with_or_without_its_option(store, data, capsys):
+    turn = ready_turn(store, user="ann").turn_id
+    shown = data("show", "--turn", turn)
+    assert shown[0] == 0
+    assert data("show", turn) == data("show", turn[:20]) == data("show", "--user", "ann", turn) == shown
+    assert json.loads(data("show", turn, "--json")[1])["turn_id"] == turn
+    assert "There is no turn 'none'." in failed(data("show", "none"))
+    for twice in ((turn, "--turn", turn), ("--turn", turn, turn)):
+        with pytest.raises(SystemExit, match="2"):
+            data("show", *twice)
+        assert "not allowed with" in capsys.readouterr().err
+
+
 def test_turns_are_written_and_taken_in_again(store, data, tmp_path, capsys):
     turns = [ready_turn(store, user="ann").turn_id for _ in range(3)]
     code, out, _ = data("export", "--user", "ann")
@@ -113,7 +126,7 @@ def test_a_log_is_taken_in_as_far_as_it_can_be_read(live_dir, data, tmp_path):
     log.write_bytes(json.dumps(pair).encode() + b"\n{\xff\n")
     code, out, err = data("import", str(log), "--user", "ann")
     assert code == 1
-    assert out == "1 turn taken in, 0 known already, 0 next states found, 1 lines could not be read\n"
+    assert out == "1 turn taken in, 0 known already, 0 next states found, 1 line could not be read\n"
     assert err.startswith("trl-openclaw data: line 2: ")
     assert Store(live_dir / "store.db").users() == ["ann"]
     code, _, err = data("import", str(tmp_path / "none.jsonl"))
@@ -137,8 +150,11 @@ def test_turns_are_deleted(store, data):
     turns = [ready_turn(store, user="ann", session_id=f"s{i}") for i in range(3)]
     path, _ = store.export("ann")
     code, out, _ = data("delete", "--user", "ann", "--session", "s1")
-    assert (code, out) == (0, f"1 turn of 1 sessions deleted, and exports with their text: {path.parent}\n")
-    assert data("delete", "--turn", turns[0].turn_id)[:2] == (0, "1 turn of 1 sessions deleted\n")
+    assert (code, out) == (0, f"1 turn of 1 session deleted, and exports with their text: {path.parent}\n")
+    assert data("delete", "--turn", turns[0].turn_id)[:2] == (0, "1 turn of 1 session deleted\n")
+    ready_turn(store, user="ann", session_id="s3")
+    assert data("delete", "--user", "ann")[1] == "2 turns of 2 sessions deleted\n"
+    ready_turn(store, user="ann")
     assert json.loads(data("delete", "--user", "ann", "--json")[1]) == {"turns": 1, "sessions": 1, "exports": []}
     assert data("delete", "--user", "ann")[:2] == (0, "0 turns of 0 sessions deleted\n")
     assert store.users() == []
@@ -151,6 +167,7 @@ def test_hints_are_edited(store, data):
     code, out, _ = data("edit-hint", "--turn", turn.turn_id, "Use one sentence.", "No lists.")
     assert (code, out) == (0, f"{turn.turn_id} has 2 hints now\n")
     assert store.show(None, turn.turn_id).verdict.hints == ("Use one sentence.", "No lists.")
+    assert data("edit-hint", "--turn", turn.turn_id, "Be brief.")[1] == f"{turn.turn_id} has 1 hint now\n"
     assert data("edit-hint", "--turn", turn.turn_id)[1] == f"{turn.turn_id} has no hints now\n"
     assert store.show(None, turn.turn_id).verdict.hints == ()
 
@@ -170,6 +187,7 @@ def test_users_opt_out_and_in(store, data):
         (("list", "--user", "nobody"), "There is no user 'nobody'."),
         (("list", "--session", "none"), "There is no session 'none'."),
         (("show",), "Say which turn: --turn ID."),
+        (("show", "none"), "There is no turn 'none'."),
         (("show", "--turn", "none"), "There is no turn 'none'."),
         (("show", "--turn", "chatcmpl-"), "Several turns begin with 'chatcmpl-'"),
         (("show", "--turn", "chatcmpl-a", "--user", "bob"), "There is no turn 'chatcmpl-a' of user 'bob'."),

@@ -68,7 +68,11 @@ def _parser() -> argparse.ArgumentParser:
     listing = command("list", _list, "list turns, the newest first", "user", "session")
     listing.add_argument("--state", choices=TURN_STATES, help="only those in this state")
     listing.add_argument("--limit", type=int, default=20, help="how many (default: 20)")
-    command("show", _show, "show one turn with all that is known of it", "user", "turn")
+    show = command("show", _show, "show one turn with all that is known of it", "user")
+    named = show.add_mutually_exclusive_group()
+    # Without a default of its own, or it would take the place of what --turn says.
+    named.add_argument("turn", nargs="?", default=argparse.SUPPRESS, metavar="ID", help=_SELECTORS["turn"])
+    named.add_argument("--turn", metavar="ID", help="the same")
     export = command("export", _export, "write turns into the live folder's exports", "user", "session", "turn")
     export.add_argument(
         "--format",
@@ -104,9 +108,8 @@ def _list(store: Store, args: Any) -> int:
     rows = [_row(turn) for turn in turns]
     _table(["turn", "user", "session", "recorded", "state", "score", "hints", "reply"], rows)
     counts = store.counts(args.user)
-    _print(
-        f"{sum(counts.values())} turns: {', '.join(f'{counts[s]} {s}' for s in TURN_STATES if s in counts) or 'none'}"
-    )
+    states = ", ".join(f"{counts[state]} {state}" for state in TURN_STATES if state in counts) or "none"
+    _print(f"{_plural(sum(counts.values()), 'turn')}: {states}")
     return 0
 
 
@@ -142,7 +145,7 @@ def _export(store: Store, args: Any) -> int:
         datasets.disable_progress_bars()
     session, turn = _completed(store, "session", args), _completed(store, "turn", args)
     path, count = store.export(args.user, session_id=session, turn_id=turn, form=args.format)
-    return _answer(args, {"path": str(path), "turns": count}, f"{_turns(count)} in {path}")
+    return _answer(args, {"path": str(path), "turns": count}, f"{_plural(count, 'turn')} in {path}")
 
 
 def _import(store: Store, args: Any) -> int:
@@ -153,9 +156,10 @@ def _import(store: Store, args: Any) -> int:
             report = replay(store, lines, args.user)
     for failure in report.failures:
         print(f"{_PROG}: {failure}", file=sys.stderr)
-    text = f"{_turns(report.turns)} taken in, {report.known} known already, {report.next_states} next states found"
+    text = f"{_plural(report.turns, 'turn')} taken in, {report.known} known already, "
+    text += f"{_plural(report.next_states, 'next state')} found"
     if report.failed:
-        text += f", {report.failed} lines could not be read"
+        text += f", {_plural(report.failed, 'line')} could not be read"
     _answer(args, asdict(report), text)
     return 1 if report.failed else 0
 
@@ -168,7 +172,7 @@ def _delete(store: Store, args: Any) -> int:
         return _failed("--session and --turn cannot be deleted at once", 2)
     session, turn = _completed(store, "session", args), _completed(store, "turn", args)
     done = store.delete(args.user, session_id=session, turn_id=turn)
-    text = f"{_turns(done.turns)} of {done.sessions} sessions deleted"
+    text = f"{_plural(done.turns, 'turn')} of {_plural(done.sessions, 'session')} deleted"
     if done.exports:
         text += f", and exports with their text: {', '.join(done.exports)}"
     return _answer(args, asdict(done), text)
@@ -177,7 +181,8 @@ def _delete(store: Store, args: Any) -> int:
 def _edit_hint(store: Store, args: Any) -> int:
     turn_id = _needed(store, "turn", args)
     store.edit_hint(args.user, turn_id, args.hint)
-    return _answer(args, {"turn_id": turn_id, "hints": args.hint}, f"{turn_id} has {len(args.hint) or 'no'} hints now")
+    count = _plural(len(args.hint), "hint") if args.hint else "no hints"
+    return _answer(args, {"turn_id": turn_id, "hints": args.hint}, f"{turn_id} has {count} now")
 
 
 def _opt_out(store: Store, args: Any) -> int:
@@ -238,8 +243,8 @@ def _when(created: float) -> str:
         return "?"
 
 
-def _turns(count: int) -> str:
-    return f"{count} turn{'' if count == 1 else 's'}"
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
