@@ -119,7 +119,8 @@ def test_temperature_and_top_p_shape_what_is_sampled(engine):
 
     likeliest = run(ids(temperature=0))
     assert run(ids(top_p=1e-6)) == likeliest
-    assert run(ids(temperature=1e-4)) == likeliest
+    for temperature in (1e-4, 1e-40, 5e-324):
+        assert run(ids(temperature=temperature)) == likeliest
     assert run(ids(seed=1)) != likeliest
 
 

@@ -11,13 +11,15 @@ from transformers import DynamicCache
 
 from ...prefix_passes import cache_name_of
 
+_GREEDY_BELOW = 1e-5  # as in vLLM; divided by less, logits leave the range of their numbers
+
 
 @dataclass(frozen=True)
 class Sampling:
     """How to sample.
 
     Args:
-        temperature: 0 takes the likeliest token each time.
+        temperature: 0, and anything below 1e-5, takes the likeliest token each time.
         top_p: The smallest set of likeliest tokens with at least this mass is sampled from.
         seed: The same seed gives the same reply to the same prompt; `None` draws one.
     """
@@ -25,6 +27,11 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.temperature < _GREEDY_BELOW
 
 
 @torch.no_grad()
@@ -53,7 +60,7 @@ def sampled_tokens(model: nn.Module, prompt_ids: Sequence[int], sampling: Sampli
 
 def _draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> torch.Tensor:
     """The next id, of logits (V,)."""
-    if not sampling.temperature:
+    if sampling.greedy:
         return logits.argmax()
     probs = (logits / sampling.temperature).softmax(-1)
     if sampling.top_p < 1:
