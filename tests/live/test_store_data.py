@@ -251,10 +251,14 @@ def test_what_is_not_there_cannot_be_deleted(store):
     for ids in ({"turn_id": "none"}, {"session_id": "none"}, {}):
         with pytest.raises(UnknownTurnError, match="There is no"):
             store.delete("nobody", **ids)
+        if ids:
+            with pytest.raises(UnknownTurnError, match="There is no"):
+                store.delete("nobody", **ids, missing_ok=True)
     with pytest.raises(UnknownTurnError, match="of user 'bob'"):
         store.delete("bob", turn_id=turn.turn_id)
     with pytest.raises(StoreError, match="Say what to delete"):
         store.delete()
+    assert store.delete("nobody", missing_ok=True).turns == 0
     assert store.delete("ann", turn_id=turn.turn_id).turns == 1
     for owner in ("ann", None):  # a second attempt cleans up after a first that was interrupted
         assert store.delete(owner, turn_id=turn.turn_id).turns == 0

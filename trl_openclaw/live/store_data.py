@@ -180,7 +180,14 @@ class People(Database):
             )
             return {row["user"] for row in rows}
 
-    def delete(self, user: str | None = None, *, session_id: str | None = None, turn_id: str | None = None) -> Deletion:
+    def delete(
+        self,
+        user: str | None = None,
+        *,
+        session_id: str | None = None,
+        turn_id: str | None = None,
+        missing_ok: bool = False,
+    ) -> Deletion:
         """Delete turns with all that hangs on them, and their text wherever it lies.
 
         With a turn go all turns whose history holds its reply, also one that was cut or edited since, and the next
@@ -193,6 +200,7 @@ class People(Database):
             user: Whose. All of a user's turns, unless a session or a turn is named.
             session_id: A session.
             turn_id: A turn.
+            missing_ok: Whether a user of whom nothing is recorded is no mistake. What they wait for is not recorded.
 
         Returns:
             What was deleted. What was deleted before counts as nothing, and its traces are removed once more.
@@ -211,6 +219,8 @@ class People(Database):
             with self._write() as connection:
                 gone, told = _what_goes(connection, user, session_id, turn_id)
                 owner = gone[0]["user"] if gone else _deleted_from(connection, user, what, named)
+                if owner is None and missing_ok and what == "user":
+                    owner = user
                 if owner is None:
                     raise UnknownTurnError(f"There is no {what} {named!r}{_of(user, what)}.")
                 ids = {row["turn_id"] for row in [*gone, *told]}

@@ -318,6 +318,35 @@ class TestButtons:
         assert store.turns(USER, "chat-0") == []
         wait_for(lambda: browser.text("#session-name") != "chat-0", what="another conversation")
 
+    def test_all_of_ones_data_is_deleted(self, filled, store, browser):
+        browser.open(filled, "#session=chat-0")
+        browser.one(".heatmap")
+        add_turn(store, "his", HI, "Its starch.", session="s", user="bob")
+        button = lambda: browser.one("#data button", "Delete all my data")  # noqa: E731
+        count = len(list(store.all_turns(USER)))
+        button().click()
+        assert browser.text("#ask-title") == f"Delete all data of user {USER}?"
+        told = browser.text("#ask-text")
+        for word in ("removed for good", "exports", "is not recorded", "What stays: versions", "choice about training"):
+            assert word in told
+        assert browser.focused().startswith("ask-no")  # the harmless answer
+        browser.press(Key.ENTER)
+        assert len(list(store.all_turns(USER))) == count
+        button().click()
+        browser.one("#ask-yes", "Delete all").click()
+        browser.one("#said", "All your data is deleted.")
+        assert store.users() == ["bob"]
+        browser.one("#data", "0 turns.")
+        wait_for(lambda: not browser.all("#turn-list > li, #session-list > li"), what="an empty page")
+        assert browser.one("#empty", "No conversation yet").is_displayed()
+        assert browser.text("#satisfaction") == "No verdict has a score yet."
+        assert browser.texts("#version-list strong") == ["v000003", "v000002", "v000001", "base"]
+        assert "#session" not in browser.run("return location.href")
+        button().click()  # once more is no mistake
+        browser.run("document.getElementById('said').textContent = ''")
+        browser.one("#ask-yes", "Delete all").click()
+        browser.one("#said", "All your data is deleted.")
+
     def test_rolling_back(self, filled, store, browser):
         browser.open(filled)
         browser.one(".version button", "Roll back to v000001").click()

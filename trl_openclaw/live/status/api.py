@@ -87,9 +87,10 @@ def _add_changes(router: APIRouter, store: Store, overviews: Overviews) -> None:
     def change(path: str) -> Callable[[Callable[[str, Any], dict[str, Any]]], None]:
         def add(do: Callable[[str, Any], dict[str, Any]]) -> None:
             def changed(user: CurrentUser, body: Json = None) -> JSONResponse:
-                done = do(user, body)
-                overviews.forget(user)
-                return _data(done)
+                try:
+                    return _data(do(user, body))
+                finally:  # also when all is deleted, but traces of it are left
+                    overviews.forget(user)
 
             router.add_api_route(f"/status/{path}", changed, methods=["POST"], name=path)
 
@@ -105,9 +106,15 @@ def _add_changes(router: APIRouter, store: Store, overviews: Overviews) -> None:
 
     @change("delete")
     def delete(user: str, body: Any) -> dict[str, Any]:
-        what = "session" if isinstance(body, dict) and "session" in body else "turn"
-        deletion = store.delete(user, **{f"{what}_id": _field(body, what, str)})
-        return {"turns": deletion.turns}
+        given = [name for name in ("turn", "session", "all") if isinstance(body, dict) and name in body]
+        if len(given) != 1:
+            raise ApiError(400, "The body must be JSON with one of 'turn', 'session' and 'all'.")
+        what = given[0]
+        if what != "all":
+            return {"turns": store.delete(user, **{f"{what}_id": _field(body, what, str)}).turns}
+        if not _field(body, what, bool):
+            raise ApiError(400, "Nothing is deleted unless 'all' is true.", param=what)
+        return {"turns": store.delete(user, missing_ok=True).turns}
 
     @change("opt-out")
     def opt_out(user: str, body: Any) -> dict[str, Any]:

@@ -76,6 +76,18 @@ const act = {
     if (!(await ask("Delete this conversation?", text, "Delete conversation"))) return;
     if (await change("delete", { session: page.open }, "Conversation deleted.")) await openSession(null);
   },
+  async deleteAll() {
+    const user = page.overview.user;
+    const text = `All conversations of user ${user} are removed for good, with their verdicts, hints and token scores and the ` +
+      "satisfaction counted from them, and so are exports that hold any of it. A reply that is on its way is not recorded. " +
+      "What stays: versions that were trained on them, or are in training now, with the figures of their checks; your choice " +
+      "about training; and a note, without text, of when how many turns were deleted.";
+    if (!(await ask(`Delete all data of user ${user}?`, text, "Delete all"))) return;
+    await change("delete", { all: true }, "All your data is deleted.");
+    scores.clear();
+    page.sessions = [];
+    await openSession(null); // also where it failed: all may be gone but for traces in the file
+  },
 };
 
 // Have something changed, and tell how it went; true if it went well.

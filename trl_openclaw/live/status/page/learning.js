@@ -104,6 +104,7 @@ export function data(overview, act) {
     h("p", {}, overview.opted_out ? "Your conversations are kept and not trained on." : "The model learns from your conversations. They stay on this machine."),
     h("button", { type: "button", class: "quiet", "data-focus": "opt-out", onclick: change },
       overview.opted_out ? "Let the model learn from them again" : "Opt out of training"),
+    h("button", { type: "button", class: "quiet danger", "data-focus": "delete-all", onclick: act.deleteAll }, "Delete all my data"),
     h("p", { class: "muted" }, `User ${overview.user}, ${plural(Object.values(overview.turns).reduce((sum, count) => sum + count, 0), "turn")}.`),
   ];
 }
