@@ -3,6 +3,7 @@
 import hashlib
 import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from status_harness import call, serving_page
@@ -160,13 +161,12 @@ def test_others_are_answered_while_it_takes_its_time(users, store, tmp_path, mon
 
 def test_traces_that_are_left_are_told_and_go_with_the_next_try(users, store, tmp_path):
     assert overview(users, "ann")["turns"] != {}
-    reader = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
-    reader.execute("BEGIN")
-    reader.execute("SELECT count(*) FROM turns").fetchone()
-    status, answer = delete(users, ALL, "ann")
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM turns").fetchone()
+        status, answer = delete(users, ALL, "ann")
     assert status == 503
     assert "delete it again" in answer["error"]["message"]
     assert overview(users, "ann")["turns"] == {}
-    reader.close()
     assert delete(users, ALL, "ann") == (200, {"turns": 0})
     assert b"reply-to-ann" not in bytes_of(tmp_path)
