@@ -4,9 +4,13 @@ import os
 import signal
 import threading
 import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import trl
 from learner_harness import (
     SETTINGS,
     USER,
@@ -18,13 +22,13 @@ from learner_harness import (
     states,
 )
 from peft import PeftModel
-from tiny import tiny_llama, tiny_tokenizer
+from tiny import CHATML, tiny_llama, tiny_tokenizer
 
 from trl_openclaw.errors import LearnerError, StoreBusyError, StoreFullError
 from trl_openclaw.live.canonical import turn_hashes
 from trl_openclaw.live.learner import LiveConfig, LiveTrainer
 from trl_openclaw.live.learner.lock import only_learner
-from trl_openclaw.live.learner.rendering import matching_prompt
+from trl_openclaw.live.learner.rendering import matching_prompt, render
 from trl_openclaw.types import Verdict, Vote
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]
@@ -233,12 +237,55 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
     assert store.set_aside_counts(USER) == {"other_vocabulary": 1}
 
 
+DATED_TEMPLATE = "<|im_start|>system\nToday is {{ strftime_now('%d %b %Y') }}.<|im_end|>\n" + CHATML
+
+
+@pytest.mark.parametrize("off", [-1, 0, 1])
+def test_a_template_that_prints_the_date_is_given_that_of_the_turn(tmp_path, off):
+    """Engine and learner may live in two time zones, and the turn is three days old."""
+    store, tokenizer = open_store(tmp_path), tiny_tokenizer()
+    recorded = datetime.now() - timedelta(days=3)
+    day = (recorded + timedelta(days=off)).strftime("%d %b %Y")
+    tokenizer.chat_template = DATED_TEMPLATE.replace("{{ strftime_now('%d %b %Y') }}", day)
+    ids = []
+    for number in range(4):
+        messages = [{"role": "user", "content": f"hi {number}"}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        turn = make_turn(number, tiny_llama(), messages=messages, prompt_ids=prompt)
+        store.record_turn(turn, turn_hashes(turn.messages, turn.reply), created=recorded.timestamp())
+        store.add_next_state(turn.turn_id, [{"role": "user", "content": "Shorter, please."}])
+        store.add_verdict(turn.turn_id, BAD)
+        ids.append(turn.turn_id)
+    learner = make_learner(tmp_path, max_updates=1)
+    learner.processing_class.chat_template = DATED_TEMPLATE
+    learner.train()
+    assert states(store, ids) == ["trained"] * 4
+    hinted = [learner.processing_class.decode(one.context_ids) for one in learner.chosen_hints]
+    assert len(hinted) == 4
+    assert all(f"Today is {day}." in text and "Be brief." in text for text in hinted)
+
+
+def test_trls_templates_are_told_another_date_and_nothing_else():
+    folder = Path(trl.__file__).parent / "chat_templates"
+    dated = [text for path in folder.glob("*.jinja") if "strftime_now" in (text := path.read_text())]
+    assert dated
+    for template in dated:
+        renders = SimpleNamespace(processing_class=tiny_tokenizer(), chat_template=template, chat_template_kwargs={})
+        now, then = datetime.now(), datetime(2020, 3, 4)
+        plain, same, other = (
+            renders.processing_class.decode(render(renders, [{"role": "user", "content": "hi"}], clock=clock))
+            for clock in (None, now, then)
+        )
+        assert same == plain
+        assert any(day in other for day in ("2020-03-04", "04 Mar 2020"))
+
+
 def test_messages_that_no_template_takes_match_nothing():
     class Plain:
         processing_class, chat_template, chat_template_kwargs = tiny_tokenizer(), None, {}
 
     turn = make_turn(0, tiny_llama())
-    assert matching_prompt(Plain, turn) == turn.messages
+    assert matching_prompt(Plain, turn) == (turn.messages, None)
     strange = type(turn)(**{**vars(turn), "messages": [{"role": "user"}]})
     assert matching_prompt(Plain, strange) is None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from ...trajectories import next_state_of
@@ -24,10 +25,12 @@ class LiveTurn:
     Args:
         turn: As it is stored.
         prompt: Its messages in the form that renders to the recorded prompt ids.
+        clock: When they were rendered, where their template asks for the time.
     """
 
     turn: StoredTurn
     prompt: Messages
+    clock: datetime | None = None
 
     @property
     def row(self) -> dict[str, Any]:
@@ -60,8 +63,8 @@ class TurnReader:
             return "cut"
         if max(ids) >= self.vocabulary:
             return "other_vocabulary"
-        prompt = matching_prompt(self.trainer, turn)
-        return "other_template" if prompt is None else LiveTurn(turn, prompt)
+        found = matching_prompt(self.trainer, turn)
+        return "other_template" if found is None else LiveTurn(turn, *found)
 
 
 class _OfTheStore:

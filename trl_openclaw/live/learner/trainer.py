@@ -241,9 +241,10 @@ class LiveTrainer(CombineTrainer):
         super().before_sampling(inputs)
 
     def tokenize_prompts(self, prompts: list, rows: Any = None) -> list[list[int]]:
-        """Token ids of `prompts`, each rendered with the tools and template settings of the turn of its row."""
+        """Token ids of `prompts`, each rendered with the tools, settings and date of the turn of its row."""
         owners = range(len(prompts)) if rows is None else rows
-        return [render(self, prompt, self._rows[i].turn) for prompt, i in zip(prompts, owners, strict=True)]
+        rows = [self._rows[i] for i in owners]
+        return [render(self, prompt, row.turn, row.clock) for prompt, row in zip(prompts, rows, strict=True)]
 
     def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
         device = self.accelerator.device
