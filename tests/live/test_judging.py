@@ -2,8 +2,10 @@
 
 import asyncio
 import re
+import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import openai
 import pytest
@@ -12,7 +14,7 @@ from live.stub_engine import CALL
 from stub_chat_server import Reply, StubChatServer
 
 from trl_openclaw import LLMJudge, RuleJudge
-from trl_openclaw.errors import StoreBusyError
+from trl_openclaw.errors import StoreBusyError, StoreError, StoreFullError
 from trl_openclaw.live import judging
 from trl_openclaw.live.gateway.app import GatewayOptions
 from trl_openclaw.live.judging import failure_of
@@ -252,23 +254,128 @@ def test_words_under_judgement_set_no_verdict_and_plant_no_hint(tmp_path, stub, 
             assert (turn.verdict.score, turn.verdict.hints) == (score, hints)
 
 
-class ForgetfulStore(Store):
-    """A store that cannot keep the first verdicts."""
+class TroubledStore(Store):
+    """A store that takes no verdict while there is trouble. What is called on a `Store` comes by here, too."""
 
-    fails = 2
+    trouble: Exception | None = None
+    failed = 0
 
-    def add_verdict(self, *args, **kwargs):
-        if self.fails:
-            self.fails -= 1
-            raise StoreBusyError("in use")
-        return super().add_verdict(*args, **kwargs)
+    def _add_verdict(self, *args):
+        if self.trouble is not None:
+            self.failed += 1
+            raise self.trouble
+        super()._add_verdict(*args)
 
 
-def test_a_store_that_fails_for_a_moment_costs_no_verdict(tmp_path, stub):
-    store = ForgetfulStore(tmp_path / "store.db")
-    with serving_stub(tmp_path, stub, store=store, judge=RuleJudge(lambda turn: 1)) as gateway:
+@pytest.mark.parametrize("trouble", [StoreBusyError("in use"), StoreFullError("no room"), StoreError("bad file")])
+def test_a_verdict_that_cannot_be_stored_waits_and_the_judge_is_not_asked_again(tmp_path, stub, trouble):
+    store = TroubledStore(tmp_path / "store.db")
+    store.trouble = trouble
+    asked = []
+    judge = RuleJudge(lambda turn: asked.append(turn) or 1)
+    with serving_stub(tmp_path, stub, store=store, judge=judge) as gateway:
         talk(gateway, "hello", "thanks")
+        wait_for(lambda: store.failed >= 2)
+        failed = store.failed
+        time.sleep(1.5)
+        assert 2 <= store.failed - failed <= 6  # with pauses
+        health = gateway.health()
+        assert (health["status"], str(trouble) in health["problems"]["judge"]) == ("degraded", True)
+        assert gateway.metric("store_failures_total") >= 4
+        assert judged(gateway) == []
+        store.trouble = None
+        wait_for(lambda: judged(gateway), what="the verdict")
+        wait_for(lambda: gateway.health()["status"] == "ok")
+    assert len(asked) == 1
+
+
+def test_a_store_that_is_locked_for_a_moment_costs_no_second_judgement(tmp_path, stub):
+    asked, locked = [], threading.Event()
+
+    def rule(turn):
+        asked.append(turn)
+        assert locked.wait(20)
+        return 1
+
+    store = Store(tmp_path / "store.db", busy_seconds=0.1)
+    with serving_stub(tmp_path, stub, store=store, judge=RuleJudge(rule)) as gateway:
+        talk(gateway, "hello", "thanks")
+        wait_for(lambda: asked)
+        with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            locked.set()
+            wait_for(lambda: gateway.metric("store_failures_total") >= 2)
+            assert "in use by another process" in gateway.health()["problems"]["judge"]
+            other.execute("ROLLBACK")
         wait_for(lambda: judged(gateway))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        (Verdict(2, "positive"), "CHECK constraint failed"),
+        (Verdict(2**70, "positive"), "OverflowError"),
+        (Verdict(1, {"a": "dict"}), "Error"),
+        (Verdict(1, "positive", hints=({1},)), "TypeError"),
+        (Verdict(1, "positive", votes=("no vote",)), "TypeError"),
+    ],
+)
+def test_a_verdict_that_the_store_refuses_counts_as_a_try(tmp_path, stub, caplog, verdict, said):
+    asked = []
+
+    async def judge(turn):
+        asked.append(turn.prompt[-1]["content"])
+        return verdict if "bad" in asked[-1] else Verdict.from_votes([Vote(score=1)])
+
+    with serving_stub(tmp_path, stub, judge=judge) as gateway:
+        talk(gateway, "bad one", "two")
+        wait_for(lambda: judged(gateway))
+        time.sleep(1)
+        assert asked == ["bad one"] * judging.MAX_TRIES
+        (turn,) = judged(gateway)
+        assert (turn.verdict.score, turn.verdict.outcome) == (None, "failed")
+        assert said in gateway.health()["problems"]["judge"]
+        assert gateway.metric("judge_failures_total", reason="unstorable") == judging.MAX_TRIES
+        talk(gateway, "good one", "two")
+        wait_for(lambda: len(judged(gateway)) == 2)
+        wait_for(lambda: gateway.health()["status"] == "ok")
+    assert said in caplog.text
+
+
+def test_a_store_with_an_error_of_its_own_is_no_reason_to_go_on_asking(tmp_path, stub, caplog):
+    store = TroubledStore(tmp_path / "store.db")
+    store.trouble = TypeError("said in confidence")
+    asked = []
+    judge = RuleJudge(lambda turn: asked.append(turn) or 1)
+    with serving_stub(tmp_path, stub, store=store, judge=judge) as gateway:
+        talk(gateway, "hello", "thanks")
+        wait_for(lambda: store.failed > judging.MAX_TRIES)
+        time.sleep(1.5)
+        assert store.failed <= judging.MAX_TRIES + 10
+        assert len(asked) == judging.MAX_TRIES
+        assert "TypeError" in gateway.health()["problems"]["judge"]
+        store.trouble = None
+        wait_for(lambda: judged(gateway))
+    assert "said in confidence" not in caplog.text
+
+
+def test_turns_that_cannot_be_read_are_read_later(tmp_path, stub, monkeypatch):
+    reads = []
+    unjudged = Store.unjudged
+
+    def broken(self, limit):
+        reads.append(limit)
+        raise TypeError("no turn")
+
+    monkeypatch.setattr(Store, "unjudged", broken)
+    with serving_stub(tmp_path, stub, judge=RuleJudge(lambda turn: 1)) as gateway:
+        talk(gateway, "hello", "thanks")
+        wait_for(lambda: len(reads) >= 2)
+        assert "cannot be read: TypeError" in gateway.health()["problems"]["judge"]
+        monkeypatch.setattr(Store, "unjudged", unjudged)
+        wait_for(lambda: judged(gateway))
+        wait_for(lambda: gateway.health()["status"] == "ok")
 
 
 @pytest.mark.parametrize(

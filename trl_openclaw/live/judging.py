@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sqlite3
 import traceback
 from contextlib import suppress
 from functools import partial
@@ -24,10 +25,11 @@ POLL_SECONDS = 2.0
 """Pause between two looks into the store when nobody says that there is something new."""
 
 PAUSES = (1.0, 60.0)
-"""Seconds to wait while the judge cannot be reached: at first, and at most."""
+"""Seconds to wait while the judge cannot be reached, or the store takes no verdict: at first, and at most."""
 
 MAX_TRIES = 3
-"""How often a turn is shown to a judge that can be reached and gives no verdict, before its failure is the verdict."""
+"""How often a turn is shown to a judge that can be reached and gives no verdict, or one that the store refuses, before
+its failure is the verdict."""
 
 JUDGE_SECONDS = 600.0
 
@@ -36,12 +38,17 @@ _LOOK_AHEAD = 32
 _PASSING = {"unreachable", "timeout"}
 """Failures of votes that say something about the judge's server and nothing about the turn."""
 
+_REFUSALS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+
+_FAILED = Verdict(None, "failed")
+
 
 class JudgingWorker:
     """Takes turns that wait for a verdict, oldest first, so many at a time.
 
     While the judge cannot be reached, turns wait in the store, and the judge is asked again with growing pauses. A turn
-    that it cannot judge for another reason gets a few tries; then its failure is what is stored.
+    that it cannot judge for another reason gets a few tries; then its failure is what is stored. A verdict that cannot
+    be stored now is kept, with its place among those that are judged at once, and stored later: nothing is paid twice.
 
     Args:
         store: Where turns wait and verdicts go.
@@ -59,8 +66,18 @@ class JudgingWorker:
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pause = 0.0
-        self.problem: str | None = None
-        """Why nothing is judged, or `None`."""
+        self._down: str | None = None
+        self._unread: str | None = None
+        self._refused: str | None = None
+        self._unstored: dict[str, str] = {}
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps turns from their verdicts, or `None`."""
+        if self._unstored:
+            why = next(reversed(self._unstored.values()))
+            return f"verdicts that wait in memory until they can be stored: {len(self._unstored)} ({why})"
+        return self._unread or self._refused or self._down
 
     def wake(self) -> None:
         """Say that a turn may have been answered; from any thread."""
@@ -99,9 +116,11 @@ class JudgingWorker:
             return
         try:
             turns = await self._thread.call(Store.unjudged, len(self._tasks) + max(room, _LOOK_AHEAD))
-        except StoreError as error:
-            logger.warning("Turns to judge cannot be read: %s", error)
+        except Exception as error:
+            self._unread = f"turns to judge cannot be read: {_said(error)}"
+            logger.warning("Turns to judge cannot be read: %s", _said(error))
             return
+        self._unread = None
         waiting = [turn for turn in turns if turn.turn_id not in self._tasks]
         waiting.sort(
             key=lambda turn: self._misses.get(turn.turn_id, 0)
@@ -118,23 +137,27 @@ class JudgingWorker:
         self._changed.set()
 
     async def _judge(self, stored: StoredTurn) -> None:
-        verdict = None
+        verdict, failure = await self._ask(stored)
+        if failure is None:
+            self._pause, self._down = 0.0, None
+        else:
+            self.metrics.judge_failures.labels(failure).inc()
+            if self._again(stored.turn_id, failure):
+                return
+        await self._keep(stored, verdict or _FAILED)
+
+    async def _ask(self, stored: StoredTurn) -> tuple[Verdict | None, str | None]:
+        """The judge's verdict, and why it is none."""
         try:
             async with asyncio.timeout(JUDGE_SECONDS):
                 verdict = await self.judge(turn_to_judge(stored))
-            failure = failure_of(verdict)
+            return verdict, failure_of(verdict)
         except Exception as error:
             # Where, and not what it says: that may quote the turn.
             place = traceback.extract_tb(error.__traceback__)[-1]
             kind = type(error).__name__
             logger.warning("The judge failed on %s: %s at %s:%s", stored.turn_id, kind, place.filename, place.lineno)
-            failure = "error"
-        if failure is not None:
-            self.metrics.judge_failures.labels(failure).inc()
-        if failure is None:
-            self._pause, self.problem = 0.0, None
-        if failure is None or not self._again(stored.turn_id, failure):
-            await self._keep(stored, verdict or Verdict(None, "failed"))
+            return None, "error"
 
     def _again(self, turn_id: str, failure: str) -> bool:
         """Whether a turn is to be judged again, after a pause where the judge is not to be had."""
@@ -142,24 +165,56 @@ class JudgingWorker:
         self._misses[turn_id] = self._misses.get(turn_id, 0) + 1
         if is_down:
             self._pause = min(max(2 * self._pause, PAUSES[0]), PAUSES[1])
-            self.problem = f"the judge cannot be asked ({failure}); turns wait"
+            self._down = f"the judge cannot be asked ({failure}); turns wait"
         else:
-            self._pause, self.problem = 0.0, None
+            self._pause, self._down = 0.0, None
         if was_down and is_down:
             return True
         self._tries[turn_id] = self._tries.get(turn_id, 0) + 1
         return self._tries[turn_id] < MAX_TRIES
 
     async def _keep(self, stored: StoredTurn, verdict: Verdict) -> None:
+        """Store a verdict, however long that takes. One that the store refuses is a failure of the judge."""
         try:
-            await self._thread.call(Store.add_verdict, stored.turn_id, verdict, on=stored.next_state)
-        except StoreError as error:
-            logger.warning("A verdict cannot be stored, its turn will be judged again: %s", error)
-            await asyncio.sleep(PAUSES[0])
-            return
+            while not await self._store(stored, verdict):
+                self.metrics.judge_failures.labels("unstorable").inc()
+                if self._again(stored.turn_id, "unstorable"):
+                    return
+                verdict = _FAILED
+        finally:
+            self._unstored.pop(stored.turn_id, None)
+        if verdict is not _FAILED:
+            self._refused = None
         for counts in (self._tries, self._misses):
             counts.pop(stored.turn_id, None)
         self.metrics.judged.labels(verdict.outcome).inc()
+
+    async def _store(self, stored: StoredTurn, verdict: Verdict) -> bool:
+        """Whether the store takes a verdict, now or later; with growing pauses."""
+        pause = PAUSES[0]
+        while True:
+            try:
+                await self._thread.call(Store.add_verdict, stored.turn_id, verdict, on=stored.next_state)
+                return True
+            except Exception as error:
+                self.metrics.store_failures.inc()
+                logger.warning("A verdict on %s cannot be stored: %s", stored.turn_id, _said(error))
+                if _is_refusal(error) and verdict is not _FAILED:
+                    self._refused = f"the store refused the judge's last verdict: {_said(error)}"
+                    return False
+                self._unstored[stored.turn_id] = _said(error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, PAUSES[1])
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the store has something against the verdict itself, so that it would not take it later either."""
+    return not isinstance(error, StoreError) or isinstance(error.__cause__, _REFUSALS)
+
+
+def _said(error: Exception) -> str:
+    """What a log may say of an error of the store. Others may quote a turn."""
+    return str(error) if isinstance(error, StoreError) else type(error).__name__
 
 
 def turn_to_judge(stored: StoredTurn) -> Turn:
