@@ -60,6 +60,10 @@ class StillEngine:
     async def load(self, adapter: str, path: Path) -> None:
         """Nothing is loaded."""
 
+    async def loaded(self) -> list[str]:
+        """There are none."""
+        return []
+
     async def unload(self, adapter: str) -> None:
         """Nothing is unloaded."""
 

@@ -27,13 +27,18 @@ def ids_of(text: str) -> list[int]:
     return list(text.encode())
 
 
+def plain(adapter: str) -> str:
+    """An adapter's name without what tells it from those of other stores."""
+    return adapter.partition("@")[0]
+
+
 def prompt_of(messages: list[dict], tools: list[dict] | None = None) -> list[int]:
     """The ids that the stub makes of messages."""
     return ids_of(json.dumps([messages, tools or []], sort_keys=True))
 
 
 class StubEngine:
-    """Answers with the name of the adapter and the last message, word by word.
+    """Answers with the plain name of the adapter and the last message, word by word.
 
     Attributes may be changed while it runs.
 
@@ -74,6 +79,11 @@ class StubEngine:
     def base_url(self) -> str:
         """Address of the API."""
         return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def loaded(self) -> list[str]:
+        """The adapters that are loaded, by their plain names."""
+        return [plain(name) for name in self.adapters]
 
     def start(self) -> "StubEngine":
         """Serve in a thread, at the same port as before where it was started before."""
@@ -135,23 +145,23 @@ class StubEngine:
         if name in self.adapters:
             return _error(400, f"The lora adapter '{name}' has already been loaded.")
         if self.sick:
-            self.log.append(f"did not load {name}")
+            self.log.append(f"did not load {plain(name)}")
             return _error(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
-        if name in self.refuses:
+        if plain(name) in self.refuses:
             return _error(500, "Call to add_lora method failed: LoRA rank 64 is greater than max_lora_rank 16.")
         if not (Path(path) / "adapter_config.json").is_file():
             return _error(404, f"Loading lora {name} failed: No adapter found for {path}")
         self.adapters[name] = path
-        self.log.append(f"load {name}")
+        self.log.append(f"load {plain(name)}")
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def _unload(self, request: web.Request) -> web.Response:
         name = (await request.json())["lora_name"]
         if self.adapters.pop(name, None) is None:
             return _error(404, f"The lora adapter '{name}' cannot be found.")
-        self.log.append(f"unload {name}")
+        self.log.append(f"unload {plain(name)}")
         if self.in_use[name]:
-            self.log.append(f"unloaded {name} in mid-reply")
+            self.log.append(f"unloaded {plain(name)} in mid-reply")
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -225,7 +235,7 @@ class StubEngine:
             name, arguments = body["tools"][0]["function"]["name"], json.dumps({"word": asked.split()[-1]})
             call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
             return {"role": "assistant", "content": None, "tool_calls": [call]}, prompt, [arguments[:5], arguments[5:]]
-        words = [f"{body['model']}:", *asked.split()]
+        words = [f"{plain(body['model'])}:", *asked.split()]
         words += [f"w{place}" for place in range(self.pieces - len(words))]
         words = [word if place == 0 else f" {word}" for place, word in enumerate(words)]
         return {"role": "assistant", "content": "".join(words)}, prompt, words

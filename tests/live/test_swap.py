@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ def test_two_hundred_swaps_under_load(tmp_path, stub):
     assert all(told == said for told, said in replies)  # one version in each
     assert len(set(replies)) > SWAPS / 10  # and many versions in all
     assert not [line for line in stub.log if "mid-reply" in line]
-    assert list(stub.adapters) == [f"default-{version(SWAPS)}"]  # the old ones are gone
+    assert stub.loaded == [f"default-{version(SWAPS)}"]  # the old ones are gone
     assert len(turns) == len(replies)
     for turn in turns:
         name = "stub" if turn.model_version == "base" else f"default-{turn.model_version}"
@@ -120,9 +121,9 @@ def test_a_request_in_flight_ends_on_its_version(gateway, stub, tmp_path):
         next(stream)
         publish(gateway.store, tmp_path, "v000002", parent="v000001")
         wait_for(lambda: current(gateway) == "v000002")
-        assert list(stub.adapters) == ["default-v000001", "default-v000002"]
+        assert stub.loaded == ["default-v000001", "default-v000002"]
         assert {chunk.system_fingerprint for chunk in stream} == {"v000001"}
-    wait_for(lambda: list(stub.adapters) == ["default-v000002"], what="the unloading")
+    wait_for(lambda: stub.loaded == ["default-v000002"], what="the unloading")
     assert not [line for line in stub.log if "mid-reply" in line]
     assert gateway.ask("x").system_fingerprint == "v000002"
     with gateway.client() as client:
@@ -140,7 +141,7 @@ def test_going_back_and_forth(gateway, stub, tmp_path):
     gateway.store.publish("default", "v000002")
     wait_for(lambda: current(gateway) == "v000002")
     assert gateway.ask("x").choices[0].message.content == "default-v000002: x"
-    wait_for(lambda: list(stub.adapters) == ["default-v000002"])
+    wait_for(lambda: stub.loaded == ["default-v000002"])
 
 
 @pytest.mark.parametrize("reason", ["refused", "no folder"])
@@ -243,7 +244,42 @@ def test_a_gateway_that_starts_serves_what_is_published(tmp_path, stub):
         wait_for(lambda: current(gateway) == "v000001")
     with serving_stub(tmp_path, stub) as gateway:  # the stub still has it loaded
         assert gateway.ask("x").system_fingerprint == "v000001"
+        time.sleep(0.5)  # a few looks into the store
+        assert gateway.ask("x").choices[0].message.content == "default-v000001: x"
     assert stub.log == ["load default-v000001"]
+
+
+@pytest.mark.parametrize("what", ["the store", "the adapter"])
+def test_what_lies_anew_where_something_was_is_loaded_anew(tmp_path, stub, what):
+    """A server that goes on has the old one still, under the name of the same user and version."""
+    for _ in range(2):
+        with serving_stub(tmp_path, stub) as gateway:
+            if gateway.store.published_version("default") == "base":
+                publish(gateway.store, tmp_path, "v000001")
+            wait_for(lambda gateway=gateway: current(gateway) == "v000001")
+            assert gateway.ask("x").choices[0].message.content == "default-v000001: x"
+        shutil.rmtree(tmp_path / "default-v000001")
+        if what == "the store":
+            for file in tmp_path.glob("store.db*"):
+                file.unlink()
+        else:
+            save_adapter_stub(tmp_path, "default-v000001")
+    assert stub.log.count("load default-v000001") == 2
+
+
+def test_what_an_earlier_gateway_left_is_unloaded(tmp_path, stub):
+    """Of its own store alone: others may use the same server."""
+    stub.adapters["default-v000001@0123456789ab-01234567"] = "/of/another/store"
+    stub.adapters["somebody's"] = "/own"
+    with serving_stub(tmp_path, stub) as gateway:
+        publish(gateway.store, tmp_path, "v000001")
+        wait_for(lambda: current(gateway) == "v000001")
+        store = gateway.store
+    publish(store, tmp_path, "v000002", parent="v000001")
+    with serving_stub(tmp_path, stub) as gateway:
+        wait_for(lambda: stub.loaded == ["default-v000001", "somebody's", "default-v000002"], what="the unloading")
+        assert gateway.ask("x").choices[0].message.content == "default-v000002: x"
+    assert "default-v000001@0123456789ab-01234567" in stub.adapters
 
 
 def test_an_engine_that_takes_no_adapters_says_so(gateway, stub, tmp_path):

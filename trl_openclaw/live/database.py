@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import StoreBusyError, StoreError, StoreFullError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 BUSY_SECONDS = 5.0
 
 SQLITE_LOG_PAGES = 1000
@@ -69,6 +69,11 @@ class Database:
         connection = self._local.__dict__.pop("connection", None)
         if connection is not None:
             connection.close()
+
+    def identity(self) -> str:
+        """What tells this store from every other one, also from one that is made in its place later."""
+        with self._errors():
+            return self._connection.execute("SELECT id FROM identity").fetchone()[0]
 
     def data_version(self) -> int:
         """A number that changes when another connection has changed anything. Cheap. It belongs to this thread."""

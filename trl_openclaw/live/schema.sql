@@ -154,6 +154,10 @@ CREATE TABLE IF NOT EXISTS deletions (
 );
 CREATE INDEX IF NOT EXISTS deletions_by_user ON deletions (user, number);
 
+-- One row: what tells this store from every other one.
+CREATE TABLE IF NOT EXISTS identity (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT NOT NULL);
+INSERT OR IGNORE INTO identity VALUES (1, lower(hex(randomblob(6))));
+
 -- The batch that a turn is in. A released batch does not count, so there is one at most.
 CREATE VIEW IF NOT EXISTS current_uses AS
 SELECT u.turn, u.batch_id, coalesce(e.outcome, 'open') AS outcome, e.version

@@ -24,6 +24,11 @@ class Adapters:
         self._loaded: dict[str, tuple[str, Path]] = {}  # our name: PEFT's name, which may hold no dots, and the folder
         self._numbers = itertools.count()
 
+    @property
+    def names(self) -> list[str]:
+        """Those that are loaded."""
+        return list(self._loaded)
+
     def load(self, name: str, path: Path) -> None:
         """Load an adapter from a folder.
 

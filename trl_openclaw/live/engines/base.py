@@ -88,6 +88,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def loaded(self) -> list[str]:
+        """The names of the adapters that it has, whoever had them loaded. There may be names of other models.
+
+        Raises:
+            EngineError: When it does not say.
+        """
+        ...
+
     async def unload(self, adapter: str) -> None:
         """Forget an adapter that no request needs any more. One that is unknown is forgotten already.
 

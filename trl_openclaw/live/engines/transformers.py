@@ -94,6 +94,10 @@ class TransformersEngine:
     async def load(self, adapter: str, path: Path) -> None:
         await self._call(lambda adapters: adapters.load(adapter, path.resolve()))
 
+    async def loaded(self) -> list[str]:
+        adapters = await asyncio.shield(asyncio.wrap_future(self._adapters))
+        return adapters.names
+
     async def unload(self, adapter: str) -> None:
         await self._call(lambda adapters: adapters.unload(adapter))
 

@@ -106,6 +106,9 @@ class VllmEngine:
             own_fault = status in (400, 404, 422) or (_LOOKED_AT in text and "out of memory" not in text)
             raise EngineError("refused" if own_fault else "broken", _said(text, status))
 
+    async def loaded(self) -> list[str]:
+        return list(await self._served())
+
     async def unload(self, adapter: str) -> None:
         status, text = await self._post("unload_lora_adapter", {"lora_name": adapter})
         if status not in (200, 404):

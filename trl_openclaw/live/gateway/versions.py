@@ -1,7 +1,9 @@
 """Which adapter answers a user: follows what is published, and changes it without a request noticing."""
 
 import asyncio
+import hashlib
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,10 @@ POLL_SECONDS = 0.2
 RETRY_SECONDS = 2.0
 """Pause before the second try; it doubles with each one, up to a minute."""
 LONGEST_PAUSE = 60.0
+
+
+_OF_STORE = "@"
+"""What stands in an adapter's name before its store's identity. No user's name has it."""
 
 
 @dataclass(eq=False)
@@ -59,6 +65,9 @@ class ServedVersions:
     refuses is published no longer: the store is told, and says which one is. Any other failure says nothing about the
     adapter, and loading is tried again.
 
+    An engine may outlive the gateway, and serve several. So an adapter's name there says which store it belongs to and
+    changes with its files: `USER-VERSION@STORE-FILES`. What an earlier gateway of the same store left is unloaded.
+
     Args:
         store: Where versions are published.
         engine: Where they are loaded.
@@ -78,6 +87,8 @@ class ServedVersions:
         self._lock = asyncio.Lock()  # one change in the engine at a time, so that loading and unloading never cross
         self._unloading: set[asyncio.Task] = set()
         self._seen: int | None = None
+        self._store_id = ""
+        self._tidy_at = 0.0  # when to look for what nobody needs; infinity while there is no reason to
 
     def problem(self, user: str) -> str | None:
         """What keeps this user's published version from answering, or `None`."""
@@ -115,6 +126,8 @@ class ServedVersions:
         while True:
             try:
                 await self.follow()
+                if time.monotonic() >= self._tidy_at:
+                    await self._tidy()
             except StoreError as error:
                 logger.warning("Published versions cannot be read: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -156,8 +169,8 @@ class ServedVersions:
     async def _load(self, user: str, version: str) -> Served:
         if version == BASE_VERSION:
             return Served(version, None, None)
-        adapter = f"{user}-{version}"
-        path = await self._path_of(user, version)
+        path, stamp = await self._folder_of(user, version)
+        adapter = f"{user}-{version}{_OF_STORE}{await self._identity()}-{stamp}"
         async with self._lock:
             served = self._known.get(adapter) or Served(version, adapter, path)
             served.retired = False  # should it be about to be unloaded
@@ -165,12 +178,33 @@ class ServedVersions:
             self._known[adapter] = served
         return served
 
-    async def _path_of(self, user: str, version: str) -> Path:
+    async def _folder_of(self, user: str, version: str) -> tuple[Path, str]:
+        """A version's folder, and a word that changes with its files."""
         infos = await self._thread.call(Store.versions, user)
         path = next((Path(info.path) for info in infos if info.version == version), None)
-        if path is None or not (path / "adapter_config.json").is_file():
-            raise EngineError("refused", f"there is no adapter in {path}")
-        return path
+        try:
+            if path is not None and (path / "adapter_config.json").is_file():
+                return path, _stamp(path)
+        except OSError as error:
+            raise EngineError("refused", f"the adapter in {path} cannot be read: {error.strerror}") from error
+        raise EngineError("refused", f"there is no adapter in {path}")
+
+    async def _identity(self) -> str:
+        self._store_id = self._store_id or await self._thread.call(Store.identity)
+        return self._store_id
+
+    async def _tidy(self) -> None:
+        """Unload what is this store's and nobody needs: what the gateway before left, or could not be unloaded."""
+        ours = f"{_OF_STORE}{await self._identity()}-"
+        self._tidy_at = math.inf
+        try:
+            async with self._lock:
+                for name in await self.engine.loaded():
+                    if ours in name and name not in self._known:
+                        await self.engine.unload(name)
+        except EngineError as error:
+            self._tidy_at = time.monotonic() + LONGEST_PAUSE
+            logger.warning("Adapters that nobody needs any more cannot be unloaded now: %s", error)
 
     async def _failed(self, user: str, version: str, error: EngineError) -> None:
         self.metrics.load_failures.inc()
@@ -198,9 +232,17 @@ class ServedVersions:
             try:
                 await self.engine.unload(adapter)
             except EngineError as error:
+                self._tidy_at = time.monotonic() + LONGEST_PAUSE
                 logger.warning("Version %s is not needed any more and cannot be unloaded: %s", served.version, error)
 
     async def aclose(self) -> None:
         """Wait for what is being unloaded."""
         await asyncio.gather(*self._unloading, return_exceptions=True)
         await self._thread.aclose()
+
+
+def _stamp(folder: Path) -> str:
+    """A word that changes when files of a folder are written, or others take their place."""
+    files = [(file.name, file.stat()) for file in folder.iterdir()]
+    known = sorted((name, stat.st_ino, stat.st_size, stat.st_ctime_ns) for name, stat in files)
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:8]
