@@ -11,6 +11,7 @@ from status_harness import call, serving_page
 from benchmarks.status_store import add_turn, turn_id, votes
 from trl_openclaw.live import exports
 from trl_openclaw.live.gateway.auth import Keys
+from trl_openclaw.live.status import overview as overviews
 
 HI = [{"role": "user", "content": "Why does bread go stale?"}]
 KEYS = {name: f"key-of-{name}-0123456789" for name in ("ann", "bob", "new")}
@@ -159,7 +160,8 @@ def test_others_are_answered_while_it_takes_its_time(users, store, tmp_path, mon
     assert store.users() == ["bob"]
 
 
-def test_traces_that_are_left_are_told_and_go_with_the_next_try(users, store, tmp_path):
+def test_traces_that_are_left_are_told_and_go_with_the_next_try(users, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(overviews, "REST", 1e6)  # only who changed something is counted anew
     assert overview(users, "ann")["turns"] != {}
     with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as reader:
         reader.execute("BEGIN")
