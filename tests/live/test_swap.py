@@ -238,6 +238,40 @@ def test_an_engine_that_was_restarted_gets_its_adapter_again(gateway, stub, tmp_
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "default-v000001: x"
 
 
+@pytest.mark.parametrize("trouble", ["takes no adapters", "no folder", "refused"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_was_restarted_and_cannot_take_the_version(gateway, stub, tmp_path, trouble, stream):
+    """Another one answers, and people are told; what is the engine's own fault is tried again."""
+    for name, parent in (("v000001", "base"), ("v000002", "v000001")):
+        publish(gateway.store, tmp_path, name, parent=parent)
+        wait_for(lambda name=name: current(gateway) == name)
+    wait_for(lambda: stub.loaded == ["default-v000002"])
+    stub.adapters.clear()
+    stub.takes_adapters = trouble != "takes no adapters"
+    if trouble == "no folder":
+        shutil.rmtree(tmp_path / "default-v000002")
+    if trouble == "refused":
+        stub.refuses.add("default-v000002")
+    left = "v000001" if stub.takes_adapters else "base"
+    told, said = run(ask_at_once(gateway, stream))
+    assert told == said == {left}
+    problem = gateway.health()["problems"]["version"]
+    assert problem.startswith("v000002: ")
+    assert gateway.store.published_version("default") == ("v000001" if stub.takes_adapters else "v000002")
+    assert {turn.model_version for turn in gateway.turns()} == {left}
+    if not stub.takes_adapters:
+        stub.takes_adapters = True
+        wait_for(lambda: current(gateway) == "v000002")
+        assert "version" not in gateway.health()["problems"]
+
+
+async def ask_at_once(gateway, stream):
+    """Which versions the gateway names in several replies, and which ones spoke."""
+    async with gateway.async_client() as client:
+        found = await asyncio.gather(*(ask(client, stream) for _ in range(4)))
+    return tuple(map(set, zip(*found, strict=True)))
+
+
 def test_a_gateway_that_starts_serves_what_is_published(tmp_path, stub):
     with serving_stub(tmp_path, stub) as gateway:
         publish(gateway.store, tmp_path, "v000001")

@@ -75,18 +75,16 @@ class Exchange:
         """
         cut = "error"
         try:
-            with self.gateway.versions.lease(self.user) as served:
-                self.version = served.version
-                async with aclosing(self._from_engine(served)) as source:
-                    async for piece in source:
-                        self.reply.add(piece)
-                        if piece.finish_reason is None:
-                            yield piece
-                            continue
-                        cut = ""
-                        await self._recorded(piece.finish_reason)
+            async with aclosing(self._from_engine()) as source:
+                async for piece in source:
+                    self.reply.add(piece)
+                    if piece.finish_reason is None:
                         yield piece
-                        return
+                        continue
+                    cut = ""
+                    await self._recorded(piece.finish_reason)
+                    yield piece
+                    return
             raise EngineError("broken", "The engine ended its reply without a reason.")
         except EngineError as error:
             self.gateway.metrics.engine_failures.labels(error.kind).inc()
@@ -100,18 +98,21 @@ class Exchange:
             if cut and self.reply:
                 self._record(cut)
 
-    async def _from_engine(self, served: Served) -> AsyncGenerator[Delta, None]:
-        """The engine's pieces. An adapter that it has forgotten is loaded once more."""
+    async def _from_engine(self) -> AsyncGenerator[Delta, None]:
+        """The engine's pieces. An adapter that it has forgotten is loaded once more, or what answers instead is asked."""
+        versions = self.gateway.versions
         for last_try in (False, True):
-            try:
-                async with aclosing(self.gateway.engine.stream(self._engine_request(served))) as source:
-                    while (piece := await self._next(source)) is not None:
-                        yield piece
-                return
-            except EngineError as error:
-                if error.kind != "unloaded" or last_try:
-                    raise
-                await self.gateway.versions.load_again(served)
+            with versions.lease(self.user) as served:
+                self.version = served.version
+                try:
+                    async with aclosing(self.gateway.engine.stream(self._engine_request(served))) as source:
+                        while (piece := await self._next(source)) is not None:
+                            yield piece
+                    return
+                except EngineError as error:
+                    if error.kind != "unloaded" or last_try:
+                        raise
+            await versions.load_again(self.user, served)
 
     async def _next(self, source: AsyncIterator[Delta]) -> Delta | None:
         seconds = self.gateway.options.timeout

@@ -85,6 +85,7 @@ class ServedVersions:
         self._problems: dict[str, _Problem] = {}
         self._known: dict[str, Served] = {}
         self._lock = asyncio.Lock()  # one change in the engine at a time, so that loading and unloading never cross
+        self._following = asyncio.Lock()  # one change of what answers at a time, by the store's latest word
         self._unloading: set[asyncio.Task] = set()
         self._seen: int | None = None
         self._store_id = ""
@@ -110,16 +111,27 @@ class ServedVersions:
             served.in_flight -= 1
             self._unload_if_done(served)
 
-    async def load_again(self, served: Served) -> None:
+    async def load_again(self, user: str, served: Served) -> None:
         """Load a version that the engine has forgotten, after a restart say.
 
-        Raises:
-            EngineError: When it cannot be loaded.
+        If that fails, it is this user's problem, as with a version that is new, and meanwhile another one answers: the one
+        that is published instead, or the base model.
         """
         assert served.adapter is not None
         assert served.path is not None
-        async with self._lock:
-            await self.engine.load(served.adapter, served.path)
+        async with self._following:
+            if self._serving[user] is not served:  # another request was faster
+                return
+            try:
+                async with self._lock:
+                    await self.engine.load(served.adapter, served.path)
+            except EngineError as error:
+                self._serve(user, Served(BASE_VERSION, None, None))
+                try:
+                    await self._failed(user, served.version, error)
+                    self._problems.setdefault(user, _Problem(served.version, str(error), 0, None))
+                except StoreError as trouble:
+                    self._try_later(user, served.version, f"{error} ({trouble})")
 
     async def run(self) -> None:
         """Follow the store until cancelled."""
@@ -138,6 +150,10 @@ class ServedVersions:
 
     async def follow(self) -> None:
         """Let every user have what is published for them now."""
+        async with self._following:
+            await self._follow_all()
+
+    async def _follow_all(self) -> None:
         seen = await self._thread.call(Store.data_version)
         due = [user for user, found in self._problems.items() if found.again_at and time.monotonic() >= found.again_at]
         users = list(self._serving) if seen != self._seen else due
@@ -159,8 +175,11 @@ class ServedVersions:
         except EngineError as error:
             await self._failed(user, wanted, error)
             return
-        old, self._serving[user] = self._serving[user], new
         self._problems.pop(user, None)
+        self._serve(user, new)
+
+    def _serve(self, user: str, new: Served) -> None:
+        old, self._serving[user] = self._serving[user], new
         old.retired, new.retired = True, False
         self.metrics.swaps.inc()
         logger.info("Version %s answers in place of %s.", new.version, old.version)
@@ -210,14 +229,17 @@ class ServedVersions:
         self.metrics.load_failures.inc()
         logger.warning("Version %s cannot be loaded, %s answers on: %s", version, self.current(user), error)
         if error.kind != "refused":
-            before = self._problems.get(user)
-            tries = before.tries + 1 if before and before.version == version else 1
-            pause = min(RETRY_SECONDS * 2 ** (tries - 1), LONGEST_PAUSE)
-            self._problems[user] = _Problem(version, str(error), tries, time.monotonic() + pause)
+            self._try_later(user, version, str(error))
             return
         await self._thread.call(Store.add_version_event, user, version, "load_failed", {"error": str(error)})
         self._problems[user] = _Problem(version, str(error), 0, None)
         await self._follow(user)  # the one that is published instead
+
+    def _try_later(self, user: str, version: str, text: str) -> None:
+        before = self._problems.get(user)
+        tries = before.tries + 1 if before and before.version == version else 1
+        pause = min(RETRY_SECONDS * 2 ** (tries - 1), LONGEST_PAUSE)
+        self._problems[user] = _Problem(version, text, tries, time.monotonic() + pause)
 
     def _unload_if_done(self, served: Served) -> None:
         if served.retired and served.in_flight == 0 and served.adapter is not None:
