@@ -185,6 +185,27 @@ def test_a_turn_that_always_times_out_holds_up_no_other(tmp_path, stub, monkeypa
         wait_for(lambda: len(judged(gateway)) >= 3, what="the others' verdicts")
 
 
+@pytest.mark.parametrize("failure", ["timeout", "unreachable"])
+def test_however_many_turns_always_fail_they_hold_up_no_newer_one(tmp_path, stub, monkeypatch, failure):
+    monkeypatch.setattr(judging, "PAUSES", (0.01, 0.02))
+    failed = set()
+
+    async def judge(turn):
+        if "bad" in turn.prompt[-1]["content"]:
+            failed.add(turn.prompt[-1]["content"])
+            return Verdict.from_votes([Vote(failure=failure)])
+        return Verdict.from_votes([Vote(score=1)])
+
+    with serving_stub(tmp_path, stub) as gateway:
+        for place in range(40):
+            talk(gateway, f"bad {place}", "two")
+        for place in range(5):
+            talk(gateway, f"good {place}", "two")
+    with serving_stub(tmp_path, stub, judge=judge) as gateway:
+        wait_for(lambda: sum("good" in str(turn.messages) for turn in judged(gateway)) == 5, what="five verdicts")
+    assert len(failed) == 40
+
+
 def test_a_new_gateway_goes_on_where_the_last_one_was(tmp_path, stub):
     async def never(turn):
         await asyncio.sleep(3600)

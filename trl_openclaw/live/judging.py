@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sqlite3
 import traceback
+from collections.abc import Set
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,8 +33,6 @@ MAX_TRIES = 3
 its failure is the verdict."""
 
 JUDGE_SECONDS = 600.0
-
-_LOOK_AHEAD = 32
 
 _PASSING = {"unreachable", "timeout"}
 """Failures of votes that say something about the judge's server and nothing about the turn."""
@@ -114,17 +113,19 @@ class JudgingWorker:
         room = (1 if self._pause else self.concurrency) - len(self._tasks)
         if room <= 0:
             return
+        # Past all that are known to fail, however many those are: they hold up no other.
+        limit = len(self._tasks.keys() | self._misses.keys()) + room
         try:
-            turns = await self._thread.call(Store.unjudged, len(self._tasks) + max(room, _LOOK_AHEAD))
+            turns = await self._thread.call(Store.unjudged, limit)
         except Exception as error:
             self._unread = f"turns to judge cannot be read: {_said(error)}"
             logger.warning("Turns to judge cannot be read: %s", _said(error))
             return
         self._unread = None
+        if len(turns) < limit:  # these are all there are; others were deleted, or have expired
+            self._forget({*self._tries, *self._misses} - {turn.turn_id for turn in turns})
         waiting = [turn for turn in turns if turn.turn_id not in self._tasks]
-        waiting.sort(
-            key=lambda turn: self._misses.get(turn.turn_id, 0)
-        )  # one that fails again and again holds up no other
+        waiting.sort(key=lambda turn: self._misses.get(turn.turn_id, 0))
         for turn in waiting[:room]:
             task = asyncio.create_task(self._judge(turn))
             self._tasks[turn.turn_id] = task
@@ -135,6 +136,11 @@ class JudgingWorker:
         self._tasks.pop(turn_id, None)
         self.metrics.judging.set(len(self._tasks))
         self._changed.set()
+
+    def _forget(self, turn_ids: Set[str]) -> None:
+        for turn_id in turn_ids:
+            self._tries.pop(turn_id, None)
+            self._misses.pop(turn_id, None)
 
     async def _judge(self, stored: StoredTurn) -> None:
         verdict, failure = await self._ask(stored)
@@ -185,8 +191,7 @@ class JudgingWorker:
             self._unstored.pop(stored.turn_id, None)
         if verdict is not _FAILED:
             self._refused = None
-        for counts in (self._tries, self._misses):
-            counts.pop(stored.turn_id, None)
+        self._forget({stored.turn_id})
         self.metrics.judged.labels(verdict.outcome).inc()
 
     async def _store(self, stored: StoredTurn, verdict: Verdict) -> bool:
