@@ -177,7 +177,7 @@ def test_no_reply_is_lost_and_none_is_trained_twice(tmp_path):
     assert counts
     assert max(counts.values()) == 1
     trained = {batch for _, batch, outcome in uses if outcome == "trained"}
-    in_weights = set(read_progress(last_checkpoint(tmp_path / "checkpoints" / "default")).batches)
+    in_weights = set(read_progress(last_checkpoint(tmp_path / "checkpoints" / "default"), USER).batches)
     # The learner's own death may have come between its checkpoint and the store's word of it; the next one makes up.
     open_ones = {batch for _, batch, outcome in uses if outcome == "open"}
     assert trained <= in_weights <= trained | open_ones

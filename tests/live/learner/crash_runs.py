@@ -106,7 +106,7 @@ def found_in(folder: Path) -> dict[str, Any]:
     store = open_store(folder)
     turns = list(store.all_turns(USER))
     checkpoint = last_checkpoint(folder / "checkpoints" / "default")
-    progress = read_progress(checkpoint)
+    progress = read_progress(checkpoint, USER)
     published = store.published_version(USER)
     paths = {version.version: version.path for version in store.versions(USER)}
     weights = load_file(checkpoint / "adapter_model.safetensors")

@@ -172,19 +172,27 @@ def test_the_last_whole_checkpoint_counts_and_unfinished_ones_go(tmp_path):
     for step in (2, 9, 10, 11):
         (tmp_path / f"checkpoint-{step}").mkdir()
     (tmp_path / "checkpoint-x").mkdir()
-    mark_whole(tmp_path / "checkpoint-9", Progress("v000001", {"a": "v000001"}))
-    mark_whole(tmp_path / "checkpoint-10", Progress("v000002", {"a": "v000001", "b": "v000002"}))
+    mark_whole(tmp_path / "checkpoint-9", Progress("v000001", {"a": "v000001"}), USER)
+    mark_whole(tmp_path / "checkpoint-10", Progress("v000002", {"a": "v000001", "b": "v000002"}), USER)
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-9", "checkpoint-x"]
-    assert read_progress(tmp_path / "checkpoint-10") == Progress("v000002", {"a": "v000001", "b": "v000002"})
-    assert read_progress(None) == Progress("base", {})
+    assert read_progress(tmp_path / "checkpoint-10", USER) == Progress("v000002", {"a": "v000001", "b": "v000002"})
+    assert read_progress(None, USER) == Progress("base", {})
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": "v000001"}'])
 def test_a_marker_that_cannot_be_read_is_not_taken_for_nothing(tmp_path, text):
     (tmp_path / MARKER).write_text(text)
     with pytest.raises(LearnerError, match="it says what was trained"):
-        read_progress(tmp_path)
+        read_progress(tmp_path, USER)
+
+
+def test_a_checkpoint_of_another_user_is_refused(tmp_path):
+    mark_whole(tmp_path, Progress("v000001", {}), "ada")
+    with pytest.raises(
+        LearnerError, match=r"is of user 'ada', not of 'default': each needs an `output_dir` of its own"
+    ):
+        read_progress(tmp_path, USER)
 
 
 def test_what_is_remembered_is_limited(monkeypatch):

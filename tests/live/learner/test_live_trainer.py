@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from trl_openclaw.live.canonical import turn_hashes
 from trl_openclaw.live.learner import LiveConfig, LiveTrainer
 from trl_openclaw.live.learner.lock import only_learner
 from trl_openclaw.live.learner.rendering import matching_prompt, render
+from trl_openclaw.live.learner.snapshot import trained_tensors
 from trl_openclaw.types import Verdict, Vote
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}]
@@ -309,6 +311,42 @@ def test_log_probs_that_these_weights_cannot_have_given_stop_it(tmp_path):
         make_learner(tmp_path, max_updates=1, max_engine_gap=0.5).train()
     assert states(store, ids) == ["ready"] * 4
     assert store.versions(USER) == []
+
+
+def strange(number):
+    """A turn whose ids are not those that were sampled."""
+    turn = make_turn(number, tiny_llama())
+    ids = tuple(32 + (one + 40) % 90 for one in turn.completion_ids)
+    return replace(turn, completion_ids=ids, logprobs=(-0.01,) * len(ids))
+
+
+def test_a_turn_with_other_ids_is_set_aside_and_the_rest_is_trained(tmp_path):
+    store = open_store(tmp_path)
+    wrong = add(store, strange(9), BAD)
+    ids = record(store, range(4))
+    make_learner(tmp_path, max_updates=1).train()
+    assert states(store, [wrong, *ids]) == ["unusable", *["trained"] * 4]
+    assert store.set_aside_counts(USER) == {"other_logprobs": 1}
+
+
+def test_a_turn_of_an_earlier_version_with_other_ids_is_set_aside_and_one_that_lags_is_not(tmp_path):
+    store = open_store(tmp_path)
+    first = record(store, range(4))
+    make_learner(tmp_path, max_updates=1).train()
+    wrong, late = add(store, strange(9), BAD), record(store, range(4, 8))
+    make_learner(tmp_path, max_updates=2, max_engine_gap=1e-3).train()
+    assert states(store, [wrong, *first, *late]) == ["unusable", *["trained"] * 8]
+
+
+def test_one_strange_turn_a_step_is_set_aside_and_two_in_a_row_stop_it(tmp_path):
+    store, alone = open_store(tmp_path), {"turns_per_step": 1, "per_device_train_batch_size": 1}
+    wrong, (right,) = add(store, strange(9), BAD), record(store, [0])
+    make_learner(tmp_path, max_updates=1, **alone).train()
+    assert states(store, [wrong, right]) == ["unusable", "trained"]
+    more = [add(store, replace(strange(number), model_version="v000001"), BAD) for number in (10, 11, 12)]
+    with pytest.raises(LearnerError, match="for 1 of 1 turns by more than 1"):
+        make_learner(tmp_path, max_updates=2, **alone).train()
+    assert states(store, more) == ["unusable", "ready", "ready"]
 
 
 def test_a_second_learner_is_refused_in_one_line(tmp_path):
@@ -597,8 +635,41 @@ def test_a_version_is_not_published_over_one_that_somebody_chose_meanwhile(tmp_p
     events = store.versions(USER)[-1].events
     assert events[-1].event == "rejected"
     assert events[-1].detail["reason"] == "another version was published before this one could be"
-    assert states(store, ids) == ["trained"] * 4 + ["rejected"] * 4
+    assert states(store, ids) == ["trained"] * 4 + ["ready"] * 4
     assert list(learner.progress.batches.values()) == ["v000001"]
+
+
+@pytest.mark.parametrize("how", ["turn deleted", "all deleted", "opted out"])
+def test_what_people_withdraw_during_a_step_is_in_no_version(tmp_path, how):
+    store = open_store(tmp_path)
+    ids = record(store, range(4))
+    learner = make_learner(tmp_path, max_updates=1)
+    before = {name: tensor.clone() for name, tensor in learner.initial_weights.items()}
+    step, stopped = learner.training_step, []
+
+    def training_step(*args, **kwargs):
+        if not stopped:
+            stopped.append(True)
+            learner.stopping = True
+            if how == "turn deleted":
+                store.delete(USER, turn_id=ids[1])
+            elif how == "all deleted":
+                store.delete(USER)
+            else:
+                store.opt_out(USER)
+        return step(*args, **kwargs)
+
+    learner.training_step = training_step
+    learner.train()
+    (version,) = store.versions(USER)
+    assert version.events[-1].event == "rejected"
+    assert version.events[-1].detail["reason"].startswith("turns it was trained on were deleted")
+    assert not Path(version.path).exists()
+    after = {"turn deleted": "ready", "opted out": "opted_out"}.get(how)
+    assert {turn.state for turn in store.all_turns(USER)} == ({after} if after else set())
+    assert learner.progress.batches == {}
+    for name, tensor in trained_tensors(learner).items():
+        assert torch.equal(tensor, before[name]), name
 
 
 def test_old_adapter_folders_are_removed(tmp_path):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import LearnerError
+from .folders import onto_disk
 from .snapshot import load_tensors, trained_tensors
 
 if TYPE_CHECKING:
@@ -45,8 +46,10 @@ def write_adapter(trainer: "LiveTrainer", folder: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     model.save_pretrained(unfinished, selected_adapters=[name])
     inner = unfinished / name
+    onto_disk(unfinished)  # before anything can say that it is there
     (inner if inner.is_dir() else unfinished).rename(folder)
     shutil.rmtree(unfinished, ignore_errors=True)
+    onto_disk(folder.parent, inside=False)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...errors import LearnerError
 from ..records import BASE_VERSION
+from .folders import onto_disk
 
 MARKER = "live_batches.json"
 """The last file that is written into a checkpoint's folder. A folder without it was not finished."""
@@ -44,30 +45,33 @@ def last_checkpoint(folder: Path) -> Path | None:
     return whole[max(whole)] if whole else None
 
 
-def read_progress(checkpoint: Path | None) -> Progress:
+def read_progress(checkpoint: Path | None, user: str) -> Progress:
     """What the marker of a checkpoint says; nothing yet where there is none.
 
     Raises:
-        LearnerError: If it cannot be read.
+        LearnerError: If it cannot be read, or is another user's.
     """
     if checkpoint is None:
         return Progress()
     try:
         found = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
-        return Progress(found["version"], found["batches"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        owner, progress = found.get("user", user), Progress(found["version"], found["batches"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LearnerError(f"{checkpoint / MARKER} cannot be read ({error}): it says what was trained.") from error
+    if owner != user:
+        raise LearnerError(
+            f"{checkpoint} is of user {owner!r}, not of {user!r}: each needs an `output_dir` of its own."
+        )
+    return progress
 
 
-def mark_whole(checkpoint: Path, progress: Progress) -> None:
+def mark_whole(checkpoint: Path, progress: Progress, user: str) -> None:
     """Write the marker, all at once, when the rest is on the disk. From now on these batches are trained."""
-    for path in checkpoint.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as written:
-                os.fsync(written.fileno())
+    onto_disk(checkpoint)
     unfinished = checkpoint / f"{MARKER}.unfinished"
     with unfinished.open("w", encoding="utf-8") as file:
-        json.dump({"version": progress.version, "batches": dict(progress.batches)}, file)
+        json.dump({"user": user, "version": progress.version, "batches": dict(progress.batches)}, file)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(checkpoint / MARKER)
+    onto_disk(checkpoint)

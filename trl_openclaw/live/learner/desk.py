@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 LEFT_BEHIND = "the learner ended before it was checked"
 OVERTAKEN = "another version was published before this one could be"
+WITHDRAWN = "turns it was trained on were deleted, or their user opted out"
 
 
 @dataclass(frozen=True)
@@ -110,16 +111,26 @@ class Desk:
         usable, unusable = self._sorted(batch, read)
         if not unusable:
             return LiveBatch(batch.batch_id, tuple(usable))
-        self.release()
         if not usable and len(unusable) > 1 and not {"too_long", "cut"} & set(unusable.values()):
+            self.release()
             raise LearnerError(
                 f"None of {len(unusable)} turns can be trained ({', '.join(sorted(set(unusable.values())))}): chat "
                 "template or tokenizer of the engine are not those of the model that is trained."
             )
+        self.set_aside(unusable)
+        return Waiting(None)
+
+    def set_aside(self, unusable: dict[str, str]) -> None:
+        """Give back the batch at hand but for turns that cannot be trained, each with the reason in a word."""
+        self.release()
         for reason in set(unusable.values()):
             self.store.set_aside([turn for turn, why in unusable.items() if why == reason], reason)
         logger.warning("%d turns cannot be trained and were set aside: %s.", len(unusable), _counted(unusable))
-        return Waiting(None)
+
+    def withdrawn(self, batch: LiveBatch) -> bool:
+        """Whether people have deleted turns of the batch at hand since it was claimed, or do not want to be trained."""
+        held = [one for one in self.store.open_batches(self.user) if one.batch_id == batch.batch_id]
+        return self.store.opted_out(self.user) or sum(len(one.turns) for one in held) < len(batch.turns)
 
     def _sorted(
         self, batch: Batch, read: Callable[[StoredTurn], LiveTurn | str]

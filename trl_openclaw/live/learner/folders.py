@@ -1,5 +1,6 @@
 """Where the learner keeps its files under the folder that it shares with the gateway."""
 
+import os
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,3 +30,13 @@ def checkpoints_of(live_dir: Path, user: str) -> Path:
 def lock_of(live_dir: Path, user: str) -> Path:
     """The file that a learner holds while it runs."""
     return live_dir / f"learner-{user_name(user)}.lock"
+
+
+def onto_disk(folder: Path, *, inside: bool = True) -> None:
+    """Return when a folder's names, and the files inside unless told otherwise, would outlive the machine's power."""
+    for path in [*(folder.rglob("*") if inside else ()), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

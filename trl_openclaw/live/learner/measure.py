@@ -56,15 +56,19 @@ class Measures:
         known = self._known.setdefault(version, {})
         missing = [item for item in items if item.key not in known]
         if missing:
-            accelerator = self.trainer.accelerator
-            own = missing[accelerator.process_index :: accelerator.num_processes]
             with weights():
-                rows = [TeacherRow(item.prompt_ids, item.completion_ids) for item in own]
-                scores = self.trainer.scorer.score(self.trainer.model, rows)
-            lengths = [len(item.completion_ids) for item in own]
-            values = [row[:n] for row, n in zip(scores.per_token_logps.tolist(), lengths, strict=True)]
-            known.update(gather_object([(item.key, row) for item, row in zip(own, values, strict=True)]))
+                known.update(self.of_policy(missing))
         return {item.key: known[item.key] for item in items}
+
+    def of_policy(self, items: Sequence[Item]) -> Logps:
+        """The log-probs of items under the weights that the model has at this moment. A collective."""
+        accelerator = self.trainer.accelerator
+        own = items[accelerator.process_index :: accelerator.num_processes]
+        rows = [TeacherRow(item.prompt_ids, item.completion_ids) for item in own]
+        scores = self.trainer.scorer.score(self.trainer.model, rows)
+        lengths = [len(item.completion_ids) for item in own]
+        values = [row[:n] for row, n in zip(scores.per_token_logps.tolist(), lengths, strict=True)]
+        return dict(gather_object([(item.key, row) for item, row in zip(own, values, strict=True)]))
 
     def of_base(self, items: Sequence[Item]) -> Logps:
         """The log-probs of items under the base model. A collective."""

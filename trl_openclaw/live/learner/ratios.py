@@ -5,9 +5,58 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import LearnerError
+from .measure import Item, mean
 
 if TYPE_CHECKING:
+    from .desk import LiveBatch
     from .trainer import LiveTrainer
+
+FAR = 3.0
+"""Nats per token, in the mean, that versions a few steps apart do not differ by. Ids that nobody sampled do."""
+
+
+def strange_turns(trainer: "LiveTrainer", batch: "LiveBatch") -> dict[str, str]:
+    """The turns of a batch whose recorded log-probs are not those of their ids, by id, and why in a word. A collective.
+
+    One forward pass of the policy. Turns that the present version sampled may differ by `max_engine_gap`; those of
+    earlier versions, which are other weights, by `FAR`.
+
+    Args:
+        trainer: The trainer, between two steps.
+        batch: The same batch on all processes.
+
+    Raises:
+        LearnerError: On every process, when more than one of the present version's turns differ, and more than agree,
+            or the only one in each of two batches: then it is the engine that differs.
+    """
+    limit, present = trainer.args.max_engine_gap, trainer.progress.version
+    if limit is None:
+        return {}
+    gaps = _gaps(trainer, batch)
+    limits = {one.turn.turn_id: limit if one.turn.model_version == present else max(limit, FAR) for one in batch.turns}
+    strange = {turn_id for turn_id, gap in gaps.items() if not gap <= limits[turn_id]}
+    own = [one.turn.turn_id for one in batch.turns if one.turn.model_version == present]
+    bad = strange.intersection(own)
+    if bad and (trainer.saw_stranger if len(own) == 1 else 2 * len(bad) > len(own)):
+        raise LearnerError(
+            f"The engine's log-probs of version {present} differ by {mean([gaps[one] for one in own]):.3g} nats in the "
+            f"mean from those of the same version here, for {len(bad)} of {len(own)} turns by more than {limit:g} "
+            "(`max_engine_gap`): the engine has loaded another model, or quantized it, or reports log-probs after its "
+            "sampling settings."
+        )
+    if own:
+        trainer.saw_stranger = bool(bad) and len(own) == 1
+    return dict.fromkeys(strange, "other_logprobs")
+
+
+def _gaps(trainer: "LiveTrainer", batch: "LiveBatch") -> dict[str, float]:
+    """By turn, the mean absolute difference (nats) of its recorded log-probs from those that the policy has now."""
+    items = [Item(one.turn.turn_id, one.turn.prompt_ids, one.turn.completion_ids) for one in batch.turns]
+    now = trainer.updates.checks.measures.of_policy(items)
+    return {
+        one.turn.turn_id: mean([abs(a - b) for a, b in zip(now[one.turn.turn_id], one.turn.logprobs, strict=True)])
+        for one in batch.turns
+    }
 
 
 def record_ratio(trainer: "LiveTrainer", inputs: dict[str, Any], student: torch.Tensor, old: torch.Tensor) -> None:
@@ -18,9 +67,6 @@ def record_ratio(trainer: "LiveTrainer", inputs: dict[str, Any], student: torch.
         inputs: The micro-batch. `current` `(B,)` says which rows the present version sampled.
         student: The log-probs of the policy in training `(B, T)`.
         old: The recorded ones.
-
-    Raises:
-        LearnerError: On every process, when the very weights that sampled give other log-probs here.
     """
     gap = (student.float() - old).detach()
     mask = inputs["completion_mask"].bool()
@@ -34,11 +80,4 @@ def record_ratio(trainer: "LiveTrainer", inputs: dict[str, Any], student: torch.
     trainer.record_metric("live/ratio_max", world[:, -1].max().item())
     trainer.record_metric("live/log_ratio_abs", distance / max(tokens, 1))
     if same_tokens:
-        found, limit = same_gap / same_tokens, trainer.args.max_engine_gap
-        trainer.record_metric("live/engine_gap", found)
-        if limit is not None and not found <= limit:
-            raise LearnerError(
-                f"The engine's log-probs of version {trainer.progress.version} differ by {found:.3g} nats in the "
-                f"mean from those of the same version here (accepted {limit:g}, `max_engine_gap`): the engine has "
-                "loaded another model, or quantized it, or reports log-probs after its sampling settings."
-            )
+        trainer.record_metric("live/engine_gap", same_gap / same_tokens)

@@ -19,7 +19,7 @@ _OTHER_CLOCK = (
     "{%- for name, value in strftime_then.items() -%}{%- set told.text = told.text | replace(name, value) -%}"
     "{%- endfor -%}{{ told.text }}{%- endmacro -%}"
 )
-"""In front of a template, this tells another time than now. transformers hands plain data to templates, no functions."""
+"""In front of a template, this tells another time than now. Templates are given plain data, and no functions."""
 
 _DIRECTIVES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAbBcdeHIjmMpSuUwWxXyYzZ"), "%%")
 
@@ -85,8 +85,8 @@ def matching_prompt(trainer: Renders, turn: StoredTurn) -> tuple[Messages, datet
 
 
 def _clocks(trainer: Renders, turn: StoredTurn) -> list[datetime | None]:
-    """When the prompt may have been rendered, as far as its template cares: on the day of the recording here, or, by the
-    engine's own time zone or since the reply went on past midnight, on the day before or after."""
+    """When the prompt may have been rendered, as far as its template cares: on the day of the recording here, or on the
+    day before or after, by the engine's own time zone or since the reply went on past midnight."""
     template = trainer.chat_template or getattr(trainer.processing_class, "chat_template", None)
     if _CLOCK not in str(template):
         return [None]

@@ -14,8 +14,8 @@ EXPLICIT_FEEDBACK = "(explicit feedback)"
 """The next state of a turn that nothing followed, but that somebody had an opinion of."""
 
 
-UNUSABLE = ("too_long", "cut", "other_vocabulary", "other_template")
-"""Why a recorded turn cannot be trained; the last two say that the engine has another model or template."""
+UNUSABLE = ("too_long", "cut", "other_vocabulary", "other_template", "other_logprobs")
+"""Why a recorded turn cannot be trained; the last three may say that the engine has another model or template."""
 
 
 @dataclass(frozen=True)

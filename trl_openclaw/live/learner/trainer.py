@@ -22,7 +22,7 @@ from .config import LiveConfig
 from .desk import Desk, GoTo, LiveBatch, Waiting
 from .folders import lock_of, store_of
 from .lock import only_learner
-from .ratios import record_ratio
+from .ratios import record_ratio, strange_turns
 from .rendering import render
 from .rollouts import LiveTurn, StoredJudge, StoredNextState, TurnReader, recorded_rollout
 from .snapshot import trained_tensors
@@ -83,6 +83,7 @@ class LiveTrainer(CombineTrainer):
         self.progress = Progress()
         self.batch: LiveBatch | None = None
         self.stopping = False
+        self.saw_stranger = False
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "You are using 'rollout_func'")
             super().__init__(
@@ -150,7 +151,7 @@ class LiveTrainer(CombineTrainer):
             lock = only_learner(lock_of(self.args.live_folder, self.args.user), self.args.user)
             on_main(self.accelerator, lambda: stack.enter_context(lock))
             checkpoint = on_main(self.accelerator, lambda: last_checkpoint(folder))
-            self.progress = on_main(self.accelerator, lambda: read_progress(checkpoint))
+            self.progress = on_main(self.accelerator, lambda: read_progress(checkpoint, self.args.user))
             freed = on_main(self.accelerator, lambda: self.at_desk.reconcile(self.progress))
             self._announce(checkpoint, freed)
             self.updates.average = checkpoint
@@ -190,6 +191,9 @@ class LiveTrainer(CombineTrainer):
         while not self._anyone_stops() and not self._is_done():
             found = on_main(self.accelerator, lambda: self.at_desk.next(self.progress.version, self.read))
             if isinstance(found, LiveBatch):
+                if strange := strange_turns(self, found):
+                    on_main(self.accelerator, lambda strange=strange: self.at_desk.set_aside(strange))
+                    continue
                 self._take(found)
                 self.record_metric("live/waited_seconds", time.monotonic() - began)
                 return found

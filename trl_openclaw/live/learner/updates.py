@@ -6,6 +6,7 @@ are made up for at the next start.
 """
 
 import logging
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from ...teachers import EMATeacher
 from .adapters import remove_old, write_adapter
 from .checkpoints import Progress, mark_whole
 from .checks import CheckResult, Checks, as_detail, failures
-from .desk import OVERTAKEN
+from .desk import OVERTAKEN, WITHDRAWN
 from .folders import adapters_of
 from .snapshot import Snapshot
 from .together import on_main
@@ -125,6 +126,8 @@ class Updates(TrainerCallback):
         assert batch is not None, "a step is made on a batch"
         detail = {"checks": as_detail(results), "turns": len(batch.turns), "seconds": round(seconds, 3)}
         store.add_version_event(user, version, "checked", detail)
+        if self.trainer.at_desk.withdrawn(batch):
+            return WITHDRAWN
         overtaken = store.published_version(user) != self.trainer.progress.version
         return failures(results) or (OVERTAKEN if overtaken else None)
 
@@ -144,23 +147,26 @@ class Updates(TrainerCallback):
         trainer.accelerator.print(f"Version {version} was rejected: {reason}.", flush=True)
 
     def _record_rejection(self, batch_id: str, version: str, reason: str) -> None:
-        desk = self.trainer.at_desk
+        desk, blameless = self.trainer.at_desk, reason in (OVERTAKEN, WITHDRAWN)
         desk.open = None
-        desk.store.end_batch(batch_id, "rejected", version)
+        desk.store.end_batch(batch_id, "released" if blameless else "rejected", version)
         desk.store.add_version_event(desk.user, version, "rejected", {"reason": reason})
+        if reason == WITHDRAWN:
+            shutil.rmtree(adapters_of(self.trainer.args.live_folder, desk.user) / version, ignore_errors=True)
 
     def _commit(self, checkpoint: Path, progress: Progress) -> None:
         trainer, desk = self.trainer, self.trainer.at_desk
         batch_id, version = list(progress.batches.items())[-1]
         parent = trainer.progress.version
         desk.open = None  # whatever fails from here on, the marker alone says whether the batch is free again
-        mark_whole(checkpoint, progress)
-        if desk.store.publish(desk.user, version, if_published=parent):
+        mark_whole(checkpoint, progress, desk.user)
+        published = desk.store.publish(desk.user, version, if_published=parent)
+        if published:
             trainer.accelerator.print(f"Version {version} is published ({self._summary}).", flush=True)
-        else:
+        else:  # training goes on from the other one, in which the batch is not
             desk.store.add_version_event(desk.user, version, "rejected", {"reason": OVERTAKEN})
             trainer.accelerator.print(f"Version {version} is not published: {OVERTAKEN}.", flush=True)
-        desk.store.end_batch(batch_id, "trained", version)
+        desk.store.end_batch(batch_id, "trained" if published else "released", version)
         folder = adapters_of(trainer.args.live_folder, desk.user)
         used = {version, parent, desk.store.published_version(desk.user)}  # `parent`: should the engine refuse this one
         remove_old(folder, trainer.args.keep_versions, used)

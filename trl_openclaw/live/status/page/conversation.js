@@ -12,7 +12,7 @@ const STATES = {
   judged: ["nothing to learn", "The verdict has neither a score nor a hint."],
   ready: ["ready", "It waits for the next update."],
   claimed: ["in training", "The learner is working on it."],
-  trained: ["trained", "It is part of a published version."],
+  trained: ["trained", "A published version was trained on it."],
   rejected: ["update rejected", "It was trained on, and the version that came of it failed its checks."],
   expired: ["expired", "It was sampled by a version that is too old to learn from."],
   unusable: ["not usable", "Cut off, or the engine gave no log-probs: never trained on."],
