@@ -191,8 +191,7 @@ class LiveTrainer(CombineTrainer):
         while not self._anyone_stops() and not self._is_done():
             found = on_main(self.accelerator, lambda: self.at_desk.next(self.progress.version, self.read))
             if isinstance(found, LiveBatch):
-                if strange := strange_turns(self, found):
-                    on_main(self.accelerator, lambda strange=strange: self.at_desk.set_aside(strange))
+                if self._has_strange_turns(found):
                     continue
                 self._take(found)
                 self.record_metric("live/waited_seconds", time.monotonic() - began)
@@ -202,6 +201,14 @@ class LiveTrainer(CombineTrainer):
             else:
                 self._wait(found)
         return None
+
+    def _has_strange_turns(self, batch: LiveBatch) -> bool:
+        """Whether there were turns that nobody can have sampled as they are recorded; they are set aside, and the batch
+        given back. A collective."""
+        strange = strange_turns(self, batch)
+        if strange:
+            on_main(self.accelerator, lambda: self.at_desk.set_aside(strange))
+        return bool(strange)
 
     def _is_done(self) -> bool:
         return self.state.global_step >= self.args.max_steps
