@@ -48,6 +48,7 @@ class StillEngine:
 
     name = "none"
     where = "nowhere"
+    waiting = None
     features: frozenset[Any] = frozenset()
 
     def __init__(self, model: str):

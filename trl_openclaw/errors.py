@@ -69,7 +69,8 @@ class EngineError(OpenClawError):
     """An engine gave no reply, or not all of it. `kind` says why, and with it what a client is told.
 
     `down`: it cannot be reached. `slow`: it did not answer in time. `refused`: it does not take this request.
-    `unloaded`: it does not know the adapter. `broken`: it answered with something else than a reply.
+    `unloaded`: it does not know the adapter. `broken`: it answered with something else than a reply. `busy`: it has not
+    begun with this request, for others that came before.
     """
 
     def __init__(self, kind: str, message: str):

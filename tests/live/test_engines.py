@@ -20,6 +20,7 @@ from trl_openclaw.live.engines import EngineRequest
 from trl_openclaw.live.engines import transformers as engine_module
 from trl_openclaw.live.engines.decoding import Sampling, _draw
 from trl_openclaw.live.engines.transformers import TransformersEngine
+from trl_openclaw.live.gateway.app import GatewayOptions
 
 END = 256
 
@@ -389,6 +390,59 @@ def test_what_this_engine_cannot_do_is_refused(tmp_path, model_path):
         )
         assert reply.choices[0].finish_reason in ("length", "stop")
         assert gateway.turns()[0].tools is None
+
+
+async def ask_behind(gateway, tokens, count=1):
+    """What short requests come to that stand behind a long one."""
+    async with gateway.async_client() as client:
+
+        async def one(most):
+            return await client.chat.completions.create(model="tiny", messages=[USER], max_tokens=most)
+
+        long = asyncio.create_task(one(tokens))
+        while gateway.gateway.answering == 0:
+            await asyncio.sleep(0.01)
+        short = []
+        for _ in range(count):
+            await asyncio.sleep(0.1)
+            short.append(asyncio.create_task(one(2)))
+        found = await asyncio.gather(*short, return_exceptions=True)
+        long.cancel()
+        return found
+
+
+def test_the_replies_of_others_are_no_silence(tmp_path, model_path, monkeypatch):
+    """It waits for most of the time that the engine may be silent, and gets all of that time for itself."""
+    monkeypatch.setattr(engine_module, "sampled_tokens", slowly(1.5))
+    engine = TransformersEngine(str(model_path), served_name="tiny")
+    with serving(tmp_path, engine, options=GatewayOptions(timeout=2.5)) as gateway:
+        (reply,) = run(ask_behind(gateway, 1))
+        assert reply.usage.completion_tokens == 2
+        assert gateway.metric("engine_failures_total", kind="slow") == 0
+
+
+def slowly(first, other=0.0):
+    """Takes so many seconds for the first token of each reply, and for each other one."""
+
+    def sampled(*args):
+        time.sleep(first)
+        while True:
+            yield 65, -0.5
+            time.sleep(other)
+
+    return sampled
+
+
+def test_who_waits_too_long_is_told_how_many_do(tmp_path, model_path, monkeypatch):
+    monkeypatch.setattr(engine_module, "sampled_tokens", slowly(0.1, 0.1))
+    engine = TransformersEngine(str(model_path), served_name="tiny")
+    with serving(tmp_path, engine, options=GatewayOptions(timeout=0.5)) as gateway:
+        found = run(ask_behind(gateway, 400, count=3))
+        for error in found:
+            assert isinstance(error, openai.InternalServerError)
+            assert (error.status_code, error.code) == (503, "engine_busy")
+            assert error.response.headers["retry-after"] == "10"
+        assert "Others that wait: 2." in str(found[0])
 
 
 def test_versions_change_while_people_chat(tmp_path, model_path, adapters):

@@ -1,6 +1,6 @@
 """What an engine is: it samples replies, with adapters that come and go, and says which ids it sampled."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -20,6 +20,7 @@ class EngineRequest:
         adapter: The name of an adapter that was loaded, or `None` for the model without one.
         user: Who waits for it. Engines that take one request at a time take turns between users.
         stream: Whether pieces are wanted as they come. If not, there may be one piece.
+        on_turn: Called when an engine that takes one request at a time begins with this one.
     """
 
     messages: list[dict[str, Any]]
@@ -28,6 +29,7 @@ class EngineRequest:
     adapter: str | None = None
     user: str = ""
     stream: bool = True
+    on_turn: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -70,6 +72,11 @@ class Engine(Protocol):
     @property
     def where(self) -> str:
         """Where the model runs, for the people who start the gateway."""
+        ...
+
+    @property
+    def waiting(self) -> int | None:
+        """Requests that wait for their turn; `None` where they take none, and `on_turn` is not called."""
         ...
 
     def stream(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:

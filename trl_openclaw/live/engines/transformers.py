@@ -32,8 +32,11 @@ class _Job:
     abandoned: bool = False
 
     def put(self, piece: Delta | Exception) -> None:
+        self.call(self.pieces.put_nowait, piece)
+
+    def call(self, function: Callable[..., None], *args: Any) -> None:
         with suppress(RuntimeError):  # the loop has ended
-            self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
+            self.loop.call_soon_threadsafe(function, *args)
 
 
 class TransformersEngine:
@@ -74,6 +77,11 @@ class TransformersEngine:
     @property
     def where(self) -> str:
         return f"{self._path} in this process, on {own_device()}"
+
+    @property
+    def waiting(self) -> int:
+        with self._changed:
+            return sum(not job.abandoned for jobs in self._jobs.values() for job in jobs)
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
         job = _Job(request, asyncio.get_running_loop())
@@ -154,6 +162,7 @@ class TransformersEngine:
     def _answer(self, job: _Job) -> None:
         if job.abandoned:
             return
+        job.call(job.request.on_turn)
         try:
             self._sample(job, self._adapters.result())
         except EngineError as error:

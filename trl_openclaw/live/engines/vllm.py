@@ -58,6 +58,10 @@ class VllmEngine:
     def where(self) -> str:
         return self.base_url
 
+    @property
+    def waiting(self) -> None:
+        return None
+
     async def stream(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
         import aiohttp
 

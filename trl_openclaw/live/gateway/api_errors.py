@@ -7,8 +7,11 @@ from starlette.exceptions import HTTPException
 
 from ...errors import EngineError
 
-ENGINE_STATUS = {"down": 503, "slow": 504, "refused": 400, "unloaded": 503, "broken": 502}
+ENGINE_STATUS = {"down": 503, "slow": 504, "refused": 400, "unloaded": 503, "broken": 502, "busy": 503}
 """The status for each kind of `EngineError`."""
+
+RETRY_SECONDS = {"engine_busy": 10, "too_many_requests": 1}
+"""When to come back, by the word for programs."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -40,7 +43,9 @@ class ApiError(Exception):
 
     def response(self) -> JSONResponse:
         """The error as an answer."""
-        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else None
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        if self.code in RETRY_SECONDS:
+            headers["Retry-After"] = str(RETRY_SECONDS[self.code])
         return JSONResponse(self.body, self.status, headers=headers)
 
 

@@ -58,6 +58,8 @@ class Exchange:
         self.started = time.monotonic()
         self.reply = Reply()
         self.version = ""
+        self._silence: asyncio.Timeout | None = None
+        self._begun = False
         self.messages = request.said
         defaults = gateway.options
         self.sampling = sampling_of(request, defaults.temperature, defaults.top_p, defaults.max_tokens)
@@ -99,7 +101,7 @@ class Exchange:
                 self._record(cut)
 
     async def _from_engine(self) -> AsyncGenerator[Delta, None]:
-        """The engine's pieces. An adapter that it has forgotten is loaded once more, or what answers instead is asked."""
+        """The engine's pieces. An adapter that it has forgotten is loaded once more, or another version answers."""
         versions = self.gateway.versions
         for last_try in (False, True):
             with versions.lease(self.user) as served:
@@ -117,10 +119,25 @@ class Exchange:
     async def _next(self, source: AsyncIterator[Delta]) -> Delta | None:
         seconds = self.gateway.options.timeout
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as self._silence:
                 return await anext(source, None)
         except TimeoutError as error:
+            waiting = self.gateway.engine.waiting
+            if waiting is not None and not self._begun:
+                raise EngineError(
+                    "busy",
+                    f"The engine answers one request at a time, and has not come to this one in {seconds:g} seconds. "
+                    f"Others that wait: {waiting}. Try again later.",
+                ) from error
             raise EngineError("slow", f"The engine said nothing for {seconds:g} seconds.") from error
+        finally:
+            self._silence = None
+
+    def _on_turn(self) -> None:
+        """The engine begins: until now others were answered, which is no silence."""
+        self._begun = True
+        if self._silence is not None and not self._silence.expired():
+            self._silence.reschedule(asyncio.get_running_loop().time() + self.gateway.options.timeout)
 
     def _engine_request(self, served: Served) -> EngineRequest:
         return EngineRequest(
@@ -130,6 +147,7 @@ class Exchange:
             adapter=served.adapter,
             user=self.user,
             stream=self.request.stream,
+            on_turn=self._on_turn,
         )
 
     async def _recorded(self, finish_reason: str) -> None:

@@ -114,8 +114,8 @@ class ServedVersions:
     async def load_again(self, user: str, served: Served) -> None:
         """Load a version that the engine has forgotten, after a restart say.
 
-        If that fails, it is this user's problem, as with a version that is new, and meanwhile another one answers: the one
-        that is published instead, or the base model.
+        If that fails, it is this user's problem, as with a version that is new, and meanwhile another one answers: that
+        which is published instead, or the base model.
         """
         assert served.adapter is not None
         assert served.path is not None
