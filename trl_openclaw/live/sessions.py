@@ -97,25 +97,25 @@ def match(
     place = replies[-1 - found[0].index][0] if found else last
     ambiguous = False
     if not found or place < last:
-        tails = _by_tail(store, user, messages[: last + 1], session_id, _following(messages, last))
+        tails = _by_tail(store, user, messages[: last + 1], session_id, following(messages, last))
         ambiguous = len(tails) > 1
         if len(tails) == 1:
             found, place = tails, last
     if not found:
         return Match(session_id=session_id, unmatched=True, ambiguous=ambiguous, history=chain)
 
-    following = _following(messages, place)
-    hit = _meant(found, following, session_id)
-    says = bool(following) and not side and hit.kind != "side"
+    said = following(messages, place)
+    hit = _meant(found, said, session_id)
+    says = bool(said) and not side and hit.kind != "side"
     news = says and not hit.has_next_state
     return Match(
         parent=hit.turn_id,
         session_id=session_id or hit.session_id,
         answered=hit.turn_id if news else None,
-        next_state=tuple(following) if news else (),
+        next_state=tuple(said) if news else (),
         unmatched=place < last,
         ambiguous=ambiguous,
-        alternate=says and hit.has_next_state and hit.next_state_hash != extended(NO_HISTORY, following),
+        alternate=says and hit.has_next_state and hit.next_state_hash != extended(NO_HISTORY, said),
         history=chain,
     )
 
@@ -140,32 +140,32 @@ def attach(
     return store.add_next_state(found.answered, list(found.next_state), source, told_by, asked_after)
 
 
-def _following(messages: Messages, place: int) -> list[dict[str, Any]]:
+def following(messages: Messages, place: int) -> list[dict[str, Any]]:
     """What people and tools said after a reply, up to the next one."""
-    following: list[Message] = []
+    said: list[Message] = []
     for message in messages[place + 1 :]:
         if message.get("role") == "assistant":
             break
         if not is_system(message) and automatic(message) is None:
-            following.append(message)
-    return [dict(message) for message in following]
+            said.append(message)
+    return [dict(message) for message in said]
 
 
-def _meant(hits: Sequence[HistoryHit], following: Messages, session_id: str | None) -> HistoryHit:
+def _meant(hits: Sequence[HistoryHit], said: Messages, session_id: str | None) -> HistoryHit:
     """Which of several turns with the same history a request goes on from."""
     hits = [hit for hit in hits if hit.session_id == session_id] or hits
-    digest = extended(NO_HISTORY, following) if following else None
+    digest = extended(NO_HISTORY, said) if said else None
     repeated = [hit for hit in hits if hit.has_next_state and hit.next_state_hash == digest]
     still_open = [hit for hit in hits if not hit.has_next_state]
     return (repeated or still_open or list(hits))[0]
 
 
 def _by_tail(
-    store: TurnFinder, user: str, messages: Messages, session_id: str | None, following: Messages
+    store: TurnFinder, user: str, messages: Messages, session_id: str | None, said: Messages
 ) -> list[HistoryHit]:
     """The turns that may be the last reply of a history that was cut or edited further up."""
     found = store.find_by_tail(user, tail_hash(messages[:-1], messages[-1]))
     found = [hit for hit in found if hit.session_id == session_id] or found
-    digest = extended(NO_HISTORY, following)
+    digest = extended(NO_HISTORY, said)
     repeated = [hit for hit in found if hit.next_state_hash == digest]
     return repeated[:1] or found

@@ -1,27 +1,20 @@
 """People's say over what the store holds: reading it, correcting hints, opting out, deleting."""
 
-import re
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import StoreError, UnknownTurnError
-from ..types import message_text, valid_text
+from ..types import valid_text
 from . import exports
-from .canonical import NO_HISTORY, extended, is_system
-from .database import Database, from_json, to_json
+from .database import Database, to_json
 from .records import Deletion, StoredTurn, TurnState
-from .side_traffic import automatic
+from .store_deletions import delete_turns, what_goes
 from .store_turns import find_turn, load_turns
 
 _CHUNK = 200  # turns in memory at once
-
-_QUOTED = 60  # characters of each end of a message that a quote has: clients shorten what they quote
-_TELLING = 8  # characters below which it may be anyone's words
-_WORD, _ESCAPE = re.compile(r"\w+"), re.compile(r"\\[nrt]")
-_TURN = "SELECT number, turn_id, user, kind, parent, messages, reply FROM turns"
 
 
 class People(Database):
@@ -190,11 +183,12 @@ class People(Database):
     ) -> Deletion:
         """Delete turns with all that hangs on them, and their text wherever it lies.
 
-        With a turn go all turns whose history holds its reply, also one that was cut or edited since, and the next
-        states of earlier turns that its request told, with what a judge made of them, and side traffic that quotes any
-        of it. Exports that hold any of it are removed. The file is written anew without it and its log is emptied. A
-        reply that this user waits for meanwhile is not recorded, since its request may hold some of it. What was
-        learned from a turn stays in the adapters.
+        With a turn go all turns whose history holds its reply, also one that was cut or edited since; retries and
+        regenerations of it, unless something goes on from them or their client named another session; the next
+        states of earlier turns that no request tells any more, with what a judge made of them; and side traffic that
+        quotes any of it. Exports that hold any of it are removed. The file is written anew without it and its log is
+        emptied. A reply that this user waits for meanwhile is not recorded, since its request may hold some of it. What
+        was learned from a turn stays in the adapters.
 
         Args:
             user: Whose. All of a user's turns, unless a session or a turn is named.
@@ -217,16 +211,16 @@ class People(Database):
             raise StoreError("Say what to delete: a user, a session or a turn.")
         with exports.exclusively(self.path.parent):
             with self._write() as connection:
-                gone, told = _what_goes(connection, user, session_id, turn_id)
+                gone, told = what_goes(connection, user, session_id, turn_id)
                 owner = gone[0]["user"] if gone else _deleted_from(connection, user, what, named)
                 if owner is None and missing_ok and what == "user":
                     owner = user
                 if owner is None:
                     raise UnknownTurnError(f"There is no {what} {named!r}{_of(user, what)}.")
-                ids = {row["turn_id"] for row in [*gone, *told]}
+                ids = {*(row["turn_id"] for row in gone), *(turn.turn_id for turn in told.values())}
                 removed = exports.remove(self.path.parent, ids)
                 numbers = [row["number"] for row in gone]
-                sessions = _delete(connection, numbers, [row["number"] for row in told])
+                sessions = delete_turns(connection, numbers, told)
                 connection.execute(
                     "INSERT INTO deletions (user, what, id, turns, created) VALUES (?, ?, ?, ?, ?)",
                     (owner, what, named, len(gone), self.clock()),
@@ -258,115 +252,6 @@ def _select(
         list(wanted.values()),
     )
     return [row["number"] for row in rows]
-
-
-def _what_goes(
-    connection: sqlite3.Connection, user: str | None, session_id: str | None, turn_id: str | None
-) -> tuple[list[sqlite3.Row], list[sqlite3.Row]]:
-    """The turns to delete, and the other turns whose next state one of them told."""
-    wanted = {"user = ?": user, "session_id = ?": session_id, "turn_id = ?": turn_id}
-    wanted = {condition: value for condition, value in wanted.items() if value is not None}
-    chosen, values = " AND ".join(wanted), list(wanted.values())
-    if user is None and session_id is not None:
-        owners = connection.execute(f"SELECT DISTINCT user FROM turns WHERE {chosen}", values).fetchall()
-        if len(owners) > 1:
-            raise StoreError(f"Several users have a session {session_id!r}: say whose to delete.")
-    if chosen == "user = ?":
-        rows = connection.execute("SELECT number, turn_id, user FROM turns WHERE user = ?", values).fetchall()
-    else:
-        rows = _with_what_holds_them(connection, connection.execute(f"{_TURN} WHERE {chosen}", values).fetchall())
-    gone = {row["number"]: row for row in rows}
-    told = []
-    for row in gone.values():
-        told += connection.execute(
-            "SELECT t.number, t.turn_id FROM next_states n JOIN turns t ON t.number = n.turn WHERE n.told_by = ?",
-            (row["turn_id"],),
-        ).fetchall()
-    return list(gone.values()), [row for row in told if row["number"] not in gone]
-
-
-def _with_what_holds_them(connection: sqlite3.Connection, turns: Sequence[sqlite3.Row]) -> list[sqlite3.Row]:
-    """Turns of one user, and all others of the same user that hold their replies or quote them."""
-    found = {turn["number"]: turn for turn in turns}
-    left = list(turns)
-    while left:
-        new = {row["number"]: row for row in _going_on(connection, left.pop()) if row["number"] not in found}
-        found |= new
-        left += new.values()
-    return list(({row["number"]: row for row in _quoting(connection, list(found.values()))} | found).values())
-
-
-def _going_on(connection: sqlite3.Connection, turn: sqlite3.Row) -> Iterator[sqlite3.Row]:
-    """The turns whose history holds a turn's reply, also where the client has cut or edited it."""
-    yield from connection.execute(f"{_TURN} WHERE parent = ?", (turn["turn_id"],))
-    # With another reply in its place the history is known as far as the turn's own was.
-    asked = extended(NO_HISTORY, from_json(turn["messages"]))
-    for row in connection.execute(
-        f"{_TURN} WHERE user = ? AND parent IS ? AND number > ? AND instr(messages, ?)",
-        (turn["user"], turn["parent"], turn["number"], '"role":"assistant"'),
-    ):
-        if _has_reply_to(asked, from_json(row["messages"])):
-            yield row
-
-
-def _quoting(connection: sqlite3.Connection, turns: Sequence[sqlite3.Row]) -> Iterator[sqlite3.Row]:
-    """Their user's side traffic that quotes what is said in turns: requests for titles, summaries and the like.
-
-    What is never trained is rather deleted once too often. What others go on from stays with them.
-    """
-    said = [text for turn in turns if turn["kind"] == "main" for text in _texts(_news(turn)) if len(text) >= _TELLING]
-    ends = {end for text in said for end in (text[:_QUOTED], text[-_QUOTED:])}
-    for row in connection.execute(
-        f"{_TURN} t WHERE user = ? AND kind = 'side' AND NOT EXISTS (SELECT 1 FROM turns WHERE parent = t.turn_id)",
-        (turns[0]["user"] if turns else None,),
-    ):
-        whole = " ".join(_texts([*from_json(row["messages"]), from_json(row["reply"])]))
-        if any(end in whole for end in ends):
-            yield row
-
-
-def _news(turn: sqlite3.Row) -> Iterator[dict[str, Any]]:
-    """What a turn adds to its conversation."""
-    messages = from_json(turn["messages"])
-    replies = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    if replies and turn["parent"] is not None:
-        del messages[: replies[-1] + 1]
-    yield from (message for message in [*messages, from_json(turn["reply"])] if automatic(message) is None)
-
-
-def _texts(messages: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """What people, tools and the model say, as words alone, however it is quoted."""
-    for message in messages:
-        if not is_system(message):
-            yield " ".join(_WORD.findall(_ESCAPE.sub(" ", message_text(message)).lower()))
-
-
-def _has_reply_to(asked: bytes, history: Iterable[dict[str, Any]]) -> bool:
-    """Whether a history begins with the request of this hash and a reply."""
-    digest = NO_HISTORY
-    for message in history:
-        if digest == asked and message.get("role") == "assistant":
-            return True
-        digest = extended(digest, [message])
-    return False
-
-
-def _delete(connection: sqlite3.Connection, numbers: Iterable[int], told: Iterable[int]) -> int:
-    """Delete turns, and what is known of other turns through them.
-
-    Returns:
-        How many sessions lost turns.
-    """
-    sessions = set()
-    for number in numbers:
-        sessions.add(
-            tuple(connection.execute("SELECT user, session_id FROM turns WHERE number = ?", (number,)).fetchone())
-        )
-        connection.execute("DELETE FROM turns WHERE number = ?", (number,))
-    for number in told:
-        connection.execute("DELETE FROM next_states WHERE turn = ?", (number,))
-        connection.execute("DELETE FROM verdicts WHERE turn = ? AND source <> 'feedback'", (number,))
-    return len(sessions)
 
 
 def _deleted_from(connection: sqlite3.Connection, user: str | None, what: str, named: str) -> str | None:
