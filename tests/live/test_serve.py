@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import openai
 import pytest
+from live.gateway_harness import wait_for
 from tiny import tiny_llama, tiny_tokenizer
 
 from trl_openclaw import LLMJudge, cli
@@ -220,3 +221,32 @@ def test_an_engine_that_is_not_up_yet_keeps_nothing_from_starting(tmp_path, stub
         with client_of(said) as client:
             reply = client.chat.completions.create(model="stub", messages=[{"role": "user", "content": "hi"}])
         assert reply.choices[0].message.content == "stub: hi"
+
+
+def test_a_judge_that_is_not_up_yet_keeps_nothing_from_starting(tmp_path, stub):
+    options = ("--engine", "vllm", "--model", "stub", "--engine-url", stub.base_url, "--live-dir", tmp_path)
+    nobody = "http://127.0.0.1:9/v1"
+    judge = ("--judge", "llm", "--judge-model", "j", "--judge-base-url", nobody)
+    with served(*options, *judge, until="Nothing is judged yet") as (_, said), client_of(said) as client:
+        assert f"{nobody} (model 'j') cannot be reached" in said
+        reply = client.chat.completions.create(model="stub", messages=[{"role": "user", "content": "hi"}])
+        assert reply.choices[0].message.content == "stub: hi"
+
+
+def test_the_model_that_is_served_as_judge(tmp_path):
+    tiny_llama(max_position_embeddings=8192).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    model = ("--model", tmp_path / "model", "--served-model-name", "tiny", "--live-dir", tmp_path, "--max-tokens", 5)
+    judge = ("--judge", "local", "--judge-model", tmp_path / "model", "--judge-max-tokens", 4)
+    store = Store(tmp_path / "store.db")
+    with served(*model, *judge) as (_, said), client_of(said) as client:
+        assert f"local: {tmp_path / 'model'}" in said
+        messages = [{"role": "user", "content": "hi"}]
+        reply = client.chat.completions.create(model="tiny", messages=messages).choices[0].message
+        messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": "go on"}]
+        client.chat.completions.create(model="tiny", messages=messages)
+        wait_for(lambda: any(turn.verdict for turn in store.all_turns()), seconds=120, what="a verdict")
+        client.chat.completions.create(model="tiny", messages=messages)
+    verdicts = [turn.verdict for turn in store.all_turns() if turn.verdict]
+    assert [verdict.outcome for verdict in verdicts] == ["failed"]  # so small a model says nothing that can be read
+    assert {vote.failure for vote in verdicts[0].votes} <= {"truncated", "unparseable"}
