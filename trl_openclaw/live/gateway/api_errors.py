@@ -46,6 +46,8 @@ class ApiError(Exception):
         headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         if self.code in RETRY_SECONDS:
             headers["Retry-After"] = str(RETRY_SECONDS[self.code])
+        if self.status == 408:
+            headers["Connection"] = "close"  # the rest of the body may still come
         return JSONResponse(self.body, self.status, headers=headers)
 
 
@@ -59,6 +61,8 @@ async def on_api_error(request: Request, error: Exception) -> JSONResponse:
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:
     """Answers what the framework refuses, such as an unknown path."""
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, ApiError):  # while it read the body
+        return error.__cause__.response()
     return ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}").response()
 
 

@@ -26,6 +26,7 @@ from .auth import CurrentUser, Keys, current_user
 from .guard import Guard
 from .log_keeper import LogKeeper
 from .metrics import Metrics
+from .places import Places
 from .recorder import Recorder
 from .versions import ServedVersions
 
@@ -44,7 +45,9 @@ class GatewayOptions:
         max_tokens: Likewise; `None` for as many as fit.
         timeout: Seconds that the engine may say nothing.
         max_body: Bytes that a request may have.
-        max_in_flight: Requests that are answered at once; further ones are told to come back.
+        max_in_flight: Requests that are answered at once, and bodies that are read at once; further ones are told to
+            come back. Where there are several users, an eighth of it is out of reach of each of them.
+        upload_seconds: Seconds that a body may take to come.
         judge_concurrency: Turns that are judged at once.
         log_content: Whether messages and replies are written to the log.
         hosts: The names under which the gateway may be asked; `None` for any.
@@ -56,6 +59,7 @@ class GatewayOptions:
     timeout: float = 120.0
     max_body: int = 8 * 2**20
     max_in_flight: int = 256
+    upload_seconds: float = 30.0
     judge_concurrency: int = 4
     log_content: bool = False
     hosts: tuple[str, ...] | None = None
@@ -78,18 +82,22 @@ class Gateway:
         self.versions = ServedVersions(store, engine, keys.users, self.metrics)
         self.judging = JudgingWorker(store, judge, self.metrics, options.judge_concurrency) if judge else None
         self.recorder = Recorder(store, self.metrics, on_answer=self.judging.wake if self.judging else lambda: None)
-        self.answering = 0
+        self.uploads, self.answers = (Places(options.max_in_flight, len(keys.users)) for _ in range(2))
         self._health: tuple[float, str | None] = (-_HEALTH_SECONDS, None)
 
+    @property
+    def answering(self) -> int:
+        """Requests that are being answered."""
+        return self.answers.taken
+
     @contextmanager
-    def in_flight(self) -> Iterator[None]:
+    def in_flight(self, user: str) -> Iterator[None]:
         """Counts a request for as long as it is being answered."""
-        self.answering += 1
-        self.metrics.in_flight.set(self.answering)
         try:
-            yield
+            with self.answers.taken_by(user):
+                self.metrics.in_flight.set(self.answering)
+                yield
         finally:
-            self.answering -= 1
             self.metrics.in_flight.set(self.answering)
 
     async def engine_problem(self) -> str | None:
@@ -162,7 +170,7 @@ def create_app(
 
     app = FastAPI(title="trl-openclaw", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.gateway = gateway
-    app.add_middleware(Guard, hosts=options.hosts, max_body=options.max_body)
+    app.add_middleware(Guard, hosts=options.hosts, max_body=options.max_body, upload_seconds=options.upload_seconds)
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)

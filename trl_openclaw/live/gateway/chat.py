@@ -36,10 +36,11 @@ class ClientGoneError(Exception):
 async def chat(request: Request, user: CurrentUser) -> Response:
     """A reply to a conversation."""
     gateway = request.app.state.gateway
-    if gateway.answering >= gateway.options.max_in_flight:
-        raise ApiError(429, "Too many requests are being answered. Try again in a moment.", code="too_many_requests")
-    with gateway.in_flight():
+    gateway.uploads.check(user)
+    with gateway.uploads.taken_by(user):
         body = await request.body()
+    gateway.answers.check(user)
+    with gateway.in_flight(user):
         asked = parse_chat(read_json(body), gateway.engine.features)
         if asked.model != gateway.engine.model:
             raise ApiError(
@@ -54,7 +55,7 @@ async def chat(request: Request, user: CurrentUser) -> Response:
             first = await unless_gone(request.receive, anext(pieces))
             gateway.metrics.first_piece.observe(time.monotonic() - exchange.started)
             if asked.stream:
-                return EventStream(_events(exchange, first, pieces), exchange, gateway.in_flight())
+                return EventStream(_events(exchange, first, pieces), exchange, gateway.in_flight(user))
             await unless_gone(request.receive, _drain(pieces))
         except EngineError as error:
             raise ApiError.of(error) from error

@@ -1,7 +1,9 @@
-"""What is refused before anything is read: foreign host names, other sites' pages, and bodies that are too large."""
+"""What is refused before it is read: foreign host names, other sites' pages, bodies that are too large or too slow."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from .api_errors import ApiError
@@ -28,10 +30,11 @@ class Guard:
         app: What is guarded.
         hosts: The names under which the gateway may be asked, without port; `None` for any.
         max_body: Bytes that a request's body may have.
+        upload_seconds: Seconds that it may take to come.
     """
 
-    def __init__(self, app: App, *, hosts: tuple[str, ...] | None, max_body: int):
-        self.app, self.hosts, self.max_body = app, hosts, max_body
+    def __init__(self, app: App, *, hosts: tuple[str, ...] | None, max_body: int, upload_seconds: float):
+        self.app, self.hosts, self.max_body, self.upload_seconds = app, hosts, max_body, upload_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,7 +44,9 @@ class Guard:
         if error is None:
             return await self.app(scope, self._limited(receive), send)
         if error.status == 413:
-            await _swallow(receive, _SWALLOWED * self.max_body)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.upload_seconds):
+                    await _swallow(receive, _SWALLOWED * self.max_body)
         await _answer(send, error)
 
     def _refusal(self, method: str, headers: dict[str, str]) -> ApiError | None:
@@ -63,12 +68,20 @@ class Guard:
         return None
 
     def _limited(self, receive: Receive) -> Receive:
-        """The same, for bodies that do not say how long they are."""
+        """The same, for bodies that do not say how long they are, and not for longer than a body may take."""
         seen = 0
+        until: float | None = asyncio.get_running_loop().time() + self.upload_seconds
 
         async def limited() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, until
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError as error:
+                said = f"The body did not come within {self.upload_seconds:g} seconds."
+                raise ApiError(408, said, code="request_timeout") from error
+            if not message.get("more_body"):
+                until = None
             seen += len(message.get("body", b""))
             if seen > self.max_body:
                 raise self._too_large()
