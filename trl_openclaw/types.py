@@ -4,6 +4,7 @@ A `Turn` is what the policy said and what happened next; a judge turns it into a
 `Feedback` keeps both, plus what went wrong, for one row of a batch.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -251,6 +252,18 @@ class Feedback:
 def valid_text(text: str) -> str:
     """Text that can be encoded: half an emoji, which a cut answer may end in, becomes a question mark."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def finite_float(text: str) -> float:
+    """A number of JSON that can be written as one again.
+
+    Raises:
+        ValueError: When it is beyond all floats.
+    """
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
 
 
 def is_parts(content: Any) -> bool:

@@ -281,6 +281,9 @@ def test_parts_of_text_are_one_text(gateway, stub):
         b"\xff\xfe",
         b'{"model": "stub", "messages": [{"role": "user", "content": "half an emoji \xed\xa0\x80"}]}',
         b'{"model": "stub", "messages": NaN}',
+        b'{"model": "stub", "messages": [{"role": "user", "content": "hi"}], "temperature": 1e999}',
+        b'{"model": "stub", "messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function", "function":'
+        b'{"name": "look", "parameters": {"maximum": -1e999}}}]}',
         b"[" * 100_000,
         b'{"model": "stub", "seed": ' + b"9" * 5000 + b"}",
     ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NoReturn, Protocol, get_args
 
-from ..types import Outcome, Verdict, Vote, is_parts
+from ..types import Outcome, Verdict, Vote, finite_float, is_parts
 from .canonical import turn_hashes
 from .records import BASE_VERSION, DEFAULT_USER, NewTurn, StoredTurn, TurnHashes, VerdictSource, VersionInfo
 from .sessions import NextStateTaker, TurnFinder, attach, match
@@ -131,7 +131,7 @@ def _take(
 
 
 def _read(line: str, user: str | None) -> Iterator[_Logged]:
-    row = json.loads(line, parse_constant=_no_constant)
+    row = json.loads(line, parse_constant=_no_constant, parse_float=finite_float)
     if isinstance(row, dict) and {"turn_id", "prompt", "completion"} <= set(row):
         yield _exported(row, user)
     elif isinstance(row, dict) and isinstance(row.get("request"), dict) and isinstance(row.get("response"), dict):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ...types import is_parts, message_text, valid_text
+from ...types import finite_float, is_parts, message_text, valid_text
 from .api_errors import ApiError, field_name
 
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
@@ -154,7 +154,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     """
     try:
         # Said by name, since JSON's own way with bytes takes halves of emojis, too.
-        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant, parse_float=finite_float)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"The body is no JSON: {error}.") from error
     if not isinstance(value, dict):
