@@ -32,7 +32,7 @@ def main() -> None:
         check_model_config(model_args, training_args)
         trainer = LiveTrainer(**arguments)
         trainer.train()
-    except (ValueError, OpenClawError) as error:
+    except (ValueError, OSError, OpenClawError) as error:  # of the system: a full disk, say
         parser.exit(2, f"{parser.prog}: error: {' '.join(str(error).split())}\n")
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()  # else threads that talk to the others may abort a process that ends

@@ -264,6 +264,15 @@ def _prompt_ids(body: dict, prompt: list[int]) -> dict:
 def _spoiled(event: dict, trouble: str | None) -> dict:
     """An event with what is wrong in it."""
     choice = event["choices"][0]
+    said = choice.get("delta") or choice.get("message") or {}
+    if trouble == "text in parts":
+        said["content"] = [{"type": "text", "text": "hi"}]
+    if trouble == "call without function" and said.get("tool_calls"):
+        said["tool_calls"][0]["function"] = "look"
+    if trouble == "end in parts":
+        choice["finish_reason"] = ["stop"]
+    if trouble == "prompt of one" and event.get("prompt_token_ids"):
+        event["prompt_token_ids"] = 5
     if trouble == "no prompt ids":
         event.pop("prompt_token_ids", None)
     if trouble == "no ids":

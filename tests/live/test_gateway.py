@@ -387,6 +387,42 @@ def test_a_tool_call_has_a_place_that_fits_into_memory(index):
         Reply().add(Delta(tool_calls=[{"index": index, "function": {"name": "look"}}]))
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"function": "look"},
+        {"function": {"name": ["look"]}},
+        {"function": {"name": "look", "arguments": {}}},
+        {"id": 1},
+    ],
+    ids=str,
+)
+def test_a_tool_call_that_is_none_is_the_engine_s_fault(call):
+    with pytest.raises(EngineError, match="tool call that is none") as caught:
+        Reply().add(Delta(tool_calls=[{"index": 0, **call}]))
+    assert caught.value.kind == "broken"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "stream"),
+    [
+        ("call without function", False),  # in a stream it comes too late for a status
+        *((trouble, stream) for trouble in ("text in parts", "end in parts", "prompt of one") for stream in (0, 1)),
+    ],
+)
+def test_a_reply_that_is_none_is_the_engine_s_fault(gateway, stub, trouble, stream):
+    stub.trouble = lambda request: trouble
+    status, answer = chat(gateway, stream=bool(stream), messages=[user(f"{CALL} north")], tools=[TOOL])
+    assert (status, answer["error"]["code"]) == (502, "engine_broken")
+
+
+def test_what_nobody_thought_of_is_an_error_of_openai_s(gateway, monkeypatch):
+    monkeypatch.setattr("trl_openclaw.live.gateway.chat._whole", lambda exchange: 1 / 0)
+    status, answer = chat(gateway)
+    assert (status, answer["error"]["type"]) == (500, "server_error")
+    assert "ZeroDivisionError" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("trouble", "reason"),

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -99,3 +100,14 @@ def test_the_share_of_one_user(most, users, of_one):
         if of_one < most:
             places.check("bob")
     assert places.taken == 0
+
+
+def test_a_client_that_goes_away_in_the_middle_of_its_body(gateway, caplog):
+    with begun(gateway):
+        is_read(gateway, 1)
+    is_read(gateway, 0)
+    wait_for(lambda: gateway.metric("requests_total", status="499") == 1, what="its count")
+    time.sleep(0.2)
+    assert "Traceback" not in caplog.text
+    assert "Exception" not in caplog.text
+    assert status(gateway) == 200

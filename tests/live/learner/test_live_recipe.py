@@ -12,6 +12,8 @@ import pytest
 from learner_harness import USER, open_store, record, states
 from tiny import tiny_llama, tiny_tokenizer
 
+from recipes import live
+
 ROOT = Path(__file__).parents[3]
 PROGRAMS = {"accelerate": "accelerate.commands.accelerate_cli", "trl-openclaw": "trl_openclaw.cli"}
 SMALL = ["--turns_per_step", "4", "--per_device_train_batch_size", "2", "--lora_r", "4", "--check_reply_tokens", "4"]
@@ -53,6 +55,20 @@ def start(tmp_path, model):
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path, model, monkeypatch, capsys):
+    def trainer(**kwargs):
+        raise OSError(28, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr(live, "LiveTrainer", trainer)
+    given = ["--model_name_or_path", str(model), "--live_dir", str(tmp_path), "--use_cpu", "true", *SMALL]
+    monkeypatch.setattr(sys, "argv", ["live.py", *given])
+    with pytest.raises(SystemExit) as caught:
+        live.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("live.py: error: [Errno 28] No space left on device")
 
 
 def test_a_version_is_published_and_rolled_back_with_one_command(tmp_path, model, start):

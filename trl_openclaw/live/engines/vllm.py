@@ -203,7 +203,7 @@ def _piece(event: Mapping[str, Any], place: str) -> Delta:
         choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
         said = choice.get(place) or {}
         scores = (choice.get("logprobs") or {}).get("content") or ()
-        return Delta(
+        piece = Delta(
             content=said.get("content") or "",
             reasoning=said.get("reasoning") or said.get("reasoning_content") or "",
             tool_calls=_tool_calls(said.get("tool_calls")),
@@ -212,8 +212,17 @@ def _piece(event: Mapping[str, Any], place: str) -> Delta:
             prompt_ids=choice.get("prompt_token_ids") or event.get("prompt_token_ids"),
             finish_reason=choice.get("finish_reason"),
         )
+        _check_kinds(piece)
+        return piece
     except (AttributeError, KeyError, TypeError) as error:
         raise EngineError("broken", f"vLLM sent something that is no reply: {str(event)[:80]}.") from error
+
+
+def _check_kinds(piece: Delta) -> None:
+    if not isinstance(piece.content, str) or not isinstance(piece.reasoning, str):
+        raise TypeError("its text is none")
+    if not isinstance(piece.finish_reason, str | None) or not isinstance(piece.prompt_ids, list | None):
+        raise TypeError("its end or its prompt's ids are none")
 
 
 def _tool_calls(calls: Any) -> list[dict[str, Any]]:

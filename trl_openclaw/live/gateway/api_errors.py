@@ -4,6 +4,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from ...errors import EngineError
 
@@ -12,6 +13,9 @@ ENGINE_STATUS = {"down": 503, "slow": 504, "refused": 400, "unloaded": 503, "bro
 
 RETRY_SECONDS = {"engine_busy": 10, "too_many_requests": 1}
 """When to come back, by the word for programs."""
+
+CLIENT_GONE = 499
+"""The status under which requests are counted whose client went away."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -56,6 +60,18 @@ async def on_api_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ApiError)
     request.app.state.gateway.metrics.requests.labels(str(error.status)).inc()
     return error.response()
+
+
+async def on_client_gone(request: Request, error: Exception) -> Response:
+    """Counts a request whose client went away in the middle of its body. Nobody reads the answer."""
+    request.app.state.gateway.metrics.requests.labels(str(CLIENT_GONE)).inc()
+    return Response(status_code=CLIENT_GONE)
+
+
+async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
+    """Answers what nobody thought of. The server writes it to the log."""
+    said = ApiError(500, f"The gateway failed, as its log says ({type(error).__name__}).", code="internal_error")
+    return await on_api_error(request, said)
 
 
 async def on_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from ...errors import EngineError
@@ -21,7 +22,7 @@ from ..engines import Engine
 from ..judging import JudgingWorker
 from ..store import Store
 from . import chat, feedback_api
-from .api_errors import ApiError, on_api_error, on_http_error, on_invalid
+from .api_errors import ApiError, on_api_error, on_client_gone, on_http_error, on_invalid, on_unexpected
 from .auth import CurrentUser, Keys, current_user
 from .guard import Guard
 from .log_keeper import LogKeeper
@@ -116,7 +117,7 @@ class Gateway:
         """What does not work now, for a user or for somebody who is none.
 
         Returns:
-            `engine`, `store`, `judge` and the user's own `version`, those that do not work, with a text each.
+            `engine`, `store`, `judge` and the user's own `version`: those that do not work, with a text.
         """
         found: dict[str, Any] = {
             "engine": await self.engine_problem(),
@@ -173,6 +174,8 @@ def create_app(
     app.add_middleware(Guard, hosts=options.hosts, max_body=options.max_body, upload_seconds=options.upload_seconds)
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientDisconnect, on_client_gone)
+    app.add_exception_handler(Exception, on_unexpected)
     app.add_exception_handler(RequestValidationError, on_invalid)
     for router in (_router, chat.router, feedback_api.router, *routers):
         app.include_router(router)

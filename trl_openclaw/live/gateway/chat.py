@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...errors import EngineError
 from ..engines import Delta
-from .api_errors import ApiError
+from .api_errors import CLIENT_GONE, ApiError
 from .auth import CurrentUser
 from .exchange import Exchange, SessionHeaders
 from .requests import parse_chat, read_json
@@ -23,9 +23,6 @@ from .requests import parse_chat, read_json
 logger = logging.getLogger(__name__)
 router = APIRouter()
 T = TypeVar("T")
-
-CLIENT_GONE = 499
-"""The status under which requests are counted whose client went away."""
 
 
 class ClientGoneError(Exception):

@@ -35,11 +35,15 @@ class Reply:
         self.finish_reason = piece.finish_reason or self.finish_reason
 
     def _add_call(self, piece: dict[str, Any]) -> None:
-        if not isinstance(piece["index"], int) or not 0 <= piece["index"] < _MAX_CALLS:
-            raise EngineError("broken", f"The engine's reply has a tool call number {str(piece['index'])[:20]}.")
+        if not isinstance(piece.get("index"), int) or not 0 <= piece["index"] < _MAX_CALLS:
+            raise EngineError("broken", f"The engine's reply has a tool call number {str(piece.get('index'))[:20]}.")
         while len(self.tool_calls) <= piece["index"]:
             self.tool_calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
         call, function = self.tool_calls[piece["index"]], piece.get("function") or {}
+        if not isinstance(function, dict) or not all(
+            isinstance(text, str | None) for text in (piece.get("id"), function.get("name"), function.get("arguments"))
+        ):
+            raise EngineError("broken", f"The engine's reply has a tool call that is none: {str(piece)[:80]}.")
         call["id"] = piece.get("id") or call["id"]
         call["function"]["name"] += function.get("name") or ""
         call["function"]["arguments"] += function.get("arguments") or ""
