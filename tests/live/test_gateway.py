@@ -448,6 +448,22 @@ def test_ids_that_cannot_be_right_are_not_recorded(gateway, stub, trouble, reaso
     assert gateway.metric("turns_without_ids_total", reason=reason) == 1
 
 
+def test_an_engine_that_never_sends_what_training_needs_is_told_of(gateway, stub):
+    """No client misses it, so it would go on for weeks."""
+    stub.trouble = lambda request: "no ids"
+    for _ in range(2):
+        assert chat(gateway)[0] == 200
+    assert gateway.health()["status"] == "ok"
+    assert chat(gateway)[0] == 200
+    health = gateway.health()
+    assert health["status"] == "degraded"
+    assert "the last 3 cannot be trained on (no ids)" in health["problems"]["replies"]
+    assert "`return_token_ids`" in health["problems"]["replies"]
+    stub.trouble = lambda request: None
+    assert chat(gateway)[0] == 200
+    assert gateway.health()["status"] == "ok"
+
+
 def test_a_reply_that_was_forced_into_a_form_is_not_trained(gateway, stub):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
     assert chat(gateway, response_format=schema)[0] == 200

@@ -25,6 +25,7 @@ from . import chat, feedback_api
 from .api_errors import ApiError, on_api_error, on_client_gone, on_http_error, on_invalid, on_unexpected
 from .auth import CurrentUser, Keys, current_user
 from .guard import Guard
+from .ids_watch import IdsWatch
 from .log_keeper import LogKeeper
 from .metrics import Metrics
 from .places import Places
@@ -84,6 +85,7 @@ class Gateway:
         self.judging = JudgingWorker(store, judge, self.metrics, options.judge_concurrency) if judge else None
         self.recorder = Recorder(store, self.metrics, on_answer=self.judging.wake if self.judging else lambda: None)
         self.uploads, self.answers = (Places(options.max_in_flight, len(keys.users)) for _ in range(2))
+        self.ids_watch = IdsWatch()
         self._health: tuple[float, str | None] = (-_HEALTH_SECONDS, None)
 
     @property
@@ -117,12 +119,13 @@ class Gateway:
         """What does not work now, for a user or for somebody who is none.
 
         Returns:
-            `engine`, `store`, `judge` and the user's own `version`: those that do not work, with a text.
+            `engine`, `store`, `judge`, `replies` and the user's own `version`: those that do not work, with a text.
         """
         found: dict[str, Any] = {
             "engine": await self.engine_problem(),
             "store": self.recorder.problem,
             "judge": self.judging.problem if self.judging else None,
+            "replies": self.ids_watch.problem,
             "version": None if user is None else self.versions.problem(user),
         }
         return {name: problem for name, problem in found.items() if problem is not None}

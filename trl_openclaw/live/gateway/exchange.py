@@ -159,6 +159,8 @@ class Exchange:
         reply, metrics = self.reply, self.gateway.metrics
         cut = finish_reason not in (*_FINISHED, "disconnect")
         problem = "cut" if cut else "forced form" if self.request.forces_form else reply.problem
+        if finish_reason in _FINISHED and not self.request.forces_form:
+            self.gateway.ids_watch.note(reply.problem)
         if problem is not None:
             metrics.unusable.labels(problem).inc()
         metrics.tokens.labels("prompt").inc(len(reply.prompt_ids))
