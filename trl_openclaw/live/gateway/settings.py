@@ -43,7 +43,7 @@ class ServeSettings:
     temperature: float = _setting(1.0, "Sampling temperature of requests that name none.")
     top_p: float = _setting(1.0, "The same for `top_p`.")
     max_tokens: int | None = _setting(None, "Room for a reply where a request names none; by default what fits.")
-    timeout: float = _setting(120.0, "Seconds that the engine may say nothing.")
+    timeout: float = _setting(120.0, "Seconds that the engine may say nothing, or a request waits for its turn.")
     max_body_mb: float = _setting(8.0, "Size that a request may have.")
     max_in_flight: int = _setting(256, "Requests that are answered at once.")
     log_content: bool = _setting(False, "Write messages and replies to the log.")
