@@ -57,10 +57,10 @@ def reply_of(model: Any, prompt_ids: list[int], seed: int, tokens: int = 6) -> t
 
 
 @torch.no_grad()
-def logps_of(model: Any, prompt_ids: list[int], ids: list[int]) -> list[float]:
-    """Log-probs of a reply under a model, at temperature 1."""
+def logps_of(model: Any, prompt_ids: list[int], ids: list[int], temperature: float = 1.0) -> list[float]:
+    """Log-probs of a reply under a model."""
     logits = model(torch.tensor([[*prompt_ids, *ids]])).logits[0, len(prompt_ids) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1).tolist()
+    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1).tolist()
 
 
 def turn_id_of(number: int, held_out: bool = False) -> str:

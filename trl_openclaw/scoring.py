@@ -19,10 +19,17 @@ TOKEN_BUDGET = 16_384
 
 @dataclass(frozen=True)
 class TeacherRow:
-    """What a teacher scores: the sampled ids, never re-encoded, after the ids of a (hinted) prompt."""
+    """What a teacher scores: the sampled ids, never re-encoded, after the ids of a (hinted) prompt.
+
+    Args:
+        prompt_ids: The ids of the prompt.
+        completion_ids: The ids that were sampled.
+        temperature: What this row's logits are divided by, beyond what all logits are.
+    """
 
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
+    temperature: float = 1.0
 
     @property
     def length(self) -> int:
@@ -163,9 +170,12 @@ class TokenScorer:
 
         unwrapped = self.accelerator.unwrap_model(model)
         reader = read if topk or keep_states else None
+        temperatures = None
+        if any(row.temperature != 1 for row in rows):
+            temperatures = torch.tensor([row.temperature for row in rows], device=device)
         with (
             self.accelerator.autocast(),
-            completion_positions_only(unwrapped, kwargs, keep, reader, self.sharing),
+            completion_positions_only(unwrapped, kwargs, keep, reader, self.sharing, temperatures),
         ):
             outputs = model(**kwargs, fused_lm_head=True)
         return scored | {"per_token_logps": outputs.log_probs[:, -keep:].float()}

@@ -90,19 +90,30 @@ def joined(pieces):
 
 
 @torch.no_grad()
-def raw_logprobs(model, prompt, ids):
+def own_logprobs(model, prompt, ids, temperature=1.0):
     logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].float()
-    return logits.log_softmax(-1).gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1).tolist()
+    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1).tolist()
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.5}, {"temperature": 1.7, "top_p": 0.6}, {"temperature": 0}])
-def test_log_probs_are_those_of_the_raw_distribution(engine, sampling):
+@pytest.mark.parametrize(
+    ("sampling", "taken_at"),
+    [
+        ({}, 1.0),
+        ({"temperature": 0.5}, 0.5),
+        ({"temperature": 0.2}, 0.2),
+        ({"temperature": 1.7, "top_p": 0.6}, 1.7),
+        ({"temperature": 0.19}, 1.0),
+        ({"temperature": 0}, 1.0),
+    ],
+)
+def test_log_probs_are_those_at_the_temperature_of_sampling(engine, sampling, taken_at):
     pieces = run(collect(engine, request(**sampling, seed=3)))
     ids, logprobs, _, prompt, _ = joined(pieces)
     assert len(pieces) == len(ids) > 1  # really one by one
     rendered = tiny_tokenizer().apply_chat_template([USER], add_generation_prompt=True, return_dict=True)
     assert prompt == list(rendered["input_ids"])
-    assert logprobs == pytest.approx(raw_logprobs(tiny_llama(), prompt, ids), abs=1e-4)
+    assert {piece.temperature for piece in pieces} == {taken_at}
+    assert logprobs == pytest.approx(own_logprobs(tiny_llama(), prompt, ids, taken_at), abs=1e-4)
 
 
 def test_a_seed_gives_the_same_reply_again(engine):
@@ -259,8 +270,8 @@ def test_adapters_come_and_go(engine, adapters, model_path):
 
     for folder, (ids_, logprobs, prompt) in zip(adapters, run(all_of_them()), strict=True):
         model = PeftModel.from_pretrained(tiny_llama(), folder).eval()
-        assert logprobs == pytest.approx(raw_logprobs(model, prompt, ids_), abs=1e-4)
-        assert raw_logprobs(tiny_llama(), prompt, ids_) != pytest.approx(logprobs, abs=1e-2)
+        assert logprobs == pytest.approx(own_logprobs(model, prompt, ids_), abs=1e-4)
+        assert own_logprobs(tiny_llama(), prompt, ids_) != pytest.approx(logprobs, abs=1e-2)
 
 
 FAULTS = ("empty", "no weights", "other sizes", "other modules", "half of it", "whole modules")
@@ -487,5 +498,5 @@ def test_versions_change_while_people_chat(tmp_path, model_path, adapters):
     for turn in turns:
         number = 0 if turn.model_version == "base" else int(turn.model_version[1:])
         model = models[0] if number == 0 else models[1 + (number - 1) % 2]
-        expected = raw_logprobs(model, turn.prompt_ids, list(turn.completion_ids))
+        expected = own_logprobs(model, turn.prompt_ids, list(turn.completion_ids))
         assert list(turn.logprobs) == pytest.approx(expected, abs=1e-3)

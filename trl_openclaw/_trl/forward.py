@@ -28,6 +28,8 @@ class ObservedForward:
         keep: Number T of completion positions.
         show: Called with the detached log-probs `(B, T)` right after the forward.
         sharing: Runs what rows have in common once.
+        temperatures: What the logits of each row `(N,)` are divided by, beyond what all are; `None` for nothing. The
+            rows of several calls follow each other.
 
     Attributes:
         token_losses: Called inside the forward with log-probs `(B, T)`, hidden states `(B, T, H)` and the unwrapped
@@ -45,8 +47,10 @@ class ObservedForward:
         keep: int,
         show: Callable[[torch.Tensor], None] | None = None,
         sharing: PrefixSharing | None = None,
+        temperatures: torch.Tensor | None = None,
     ):
         self.model, self.accelerator, self.keep, self.show = model, accelerator, keep, show
+        self.temperatures, self._rows_seen = temperatures, 0
         # `DataParallel` hands each of its copies a part of the rows.
         self.sharing = None if isinstance(model, nn.DataParallel) else sharing
 
@@ -54,7 +58,9 @@ class ObservedForward:
         unwrapped = self.accelerator.unwrap_model(self.model)
         _put_trained_head_together(bare_model(unwrapped))
         read = self._add_losses if self.token_losses is not None else None
-        with completion_positions_only(unwrapped, kwargs, self.keep, read, self.sharing):
+        first, self._rows_seen = self._rows_seen, self._rows_seen + len(kwargs["input_ids"])
+        temperatures = None if self.temperatures is None else self.temperatures[first : self._rows_seen]
+        with completion_positions_only(unwrapped, kwargs, self.keep, read, self.sharing, temperatures):
             outputs = self.model(**kwargs)
         if read is not None:
             self.added = outputs.loss
@@ -86,6 +92,14 @@ def has_virtual_tokens(model: nn.Module) -> bool:
     return is_peft_model(model) and model.active_peft_config.is_prompt_learning
 
 
+def takes_row_temperatures(model: nn.Module) -> bool:
+    """Whether each row of an unwrapped model may have a temperature of its own: its head is linear, without a bias or a
+    bound on logits, and no virtual tokens stand in front."""
+    head = bare_model(model).get_output_embeddings()
+    capped = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return getattr(head, "bias", None) is None and capped is None and not has_virtual_tokens(model)
+
+
 @contextmanager
 def completion_positions_only(
     model: nn.Module,
@@ -93,6 +107,7 @@ def completion_positions_only(
     keep: int,
     read: Callable[[Any, torch.Tensor, nn.Module], None] | None = None,
     sharing: PrefixSharing | None = None,
+    temperatures: torch.Tensor | None = None,
 ) -> Iterator[None]:
     """Let TRL's fused LM head see only the last `keep` tokens, by cutting the backbone's output and the labels alike.
 
@@ -108,9 +123,12 @@ def completion_positions_only(
             the output, the hidden states `(B, T, H)` that its last T log-probs were made of, and the bare model. It may
             set fields of the output. Not for virtual tokens.
         sharing: Runs the backbone once for what rows have in common. Makes this a collective.
+        temperatures: What the logits of each row `(B,)` are divided by, beyond what the head divides all by. The hidden
+            states are, which is the same for a head that is linear (`takes_row_temperatures`).
     """
     if has_virtual_tokens(model):  # they shift positions inside PEFT's own forward
         assert read is None, "no objective reads hidden states under virtual tokens"
+        assert temperatures is None, "rows have one temperature under virtual tokens"
         if sharing is not None and len(kwargs["input_ids"]) > 1:
             sharing.say("virtual tokens (a prompt-learning adapter) stand in front of each row's own")
         yield
@@ -126,6 +144,10 @@ def completion_positions_only(
 
     def cut(_module: nn.Module, _args: Any, output: Any) -> Any:
         output.last_hidden_state = output.last_hidden_state[:, -(keep + 1) :]
+        if temperatures is not None:
+            output.last_hidden_state = output.last_hidden_state / temperatures.view(-1, 1, 1).to(
+                output.last_hidden_state.dtype
+            )
         states[:] = [output.last_hidden_state[:, :-1]]
         return output
 

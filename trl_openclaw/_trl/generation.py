@@ -31,6 +31,7 @@ class Rollout:
         completion_ids: Their ids, unpadded.
         masked: Which completions were cut and are masked by TRL (`mask_truncated_completions`).
         tool_mask: For each completion, 1 where an id was sampled and 0 elsewhere; `None` where all were.
+        temperatures: At which each completion's log-probs are taken, relative to the trainer's own; `None` for that.
     """
 
     prompts: list
@@ -39,6 +40,11 @@ class Rollout:
     completion_ids: list[list[int]]
     masked: list[bool]
     tool_mask: list[list[int]] | None = None
+    temperatures: list[float] | None = None
+
+    def temperature(self, row: int) -> float:
+        """That of a row."""
+        return 1.0 if self.temperatures is None else self.temperatures[row]
 
 
 Announce = Callable[[int, list[int]], None]

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from transformers import PreTrainedTokenizerBase
-from trl.models.utils import disable_gradient_checkpointing
 
 from .forward import has_virtual_tokens, replaced
 from .parsing import as_logged, call_pattern
@@ -163,14 +162,6 @@ class OpenGRPOTrainer(ToolLoopTrainer):
         with replaced(self, "_batch_environments", [shown for _, shown in distinct]):
             ids = dict(zip(distinct, self._tokenize_prompts(list(distinct.values()))[0], strict=True))
         return [ids[key] for key in keys]
-
-    def student_logps(self, batch: dict[str, torch.Tensor], rows: slice) -> torch.Tensor:
-        """The student's log-probs `(n, T)` of some rows of a batch, computed just as the loss computes them."""
-        ids = torch.cat([batch["prompt_ids"][rows], batch["completion_ids"][rows]], dim=1)
-        mask = torch.cat([batch["prompt_mask"][rows], batch["completion_mask"][rows]], dim=1)
-        width = batch["completion_ids"].size(1)
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            return self._get_per_token_logps_and_entropies(self.model, ids, mask, width)[0]
 
 
 def _extend(logged: deque, values: Sequence[Any], replace: bool) -> None:

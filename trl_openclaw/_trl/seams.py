@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from trl.models.utils import disable_gradient_checkpointing
 
 from ..dropout import disable_functional_dropout
 from ..quantized import keep_unpacked
@@ -48,6 +49,10 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 """The private methods of `GRPOTrainer` that are overridden or called here, with their parameters in TRL 1.16."""
 
 
+TEMPERATURES = "temperatures"
+"""What a rollout function may give besides: at which temperature each row is scored and trained, relative to the
+trainer's own. Its log-probs are taken at the same."""
+
 UNREWARDED_WARNING = "All reward functions returned None"
 """Part of TRL's warning about a row without any reward."""
 
@@ -77,6 +82,7 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
         self.empty_rows: list[bool] | None = None
         self._sampled_from: list[list[int]] = []
         self._tool_mask: list[list[int]] | None = None
+        self._temperatures: list[float] | None = None
         self._awaits_old_policy = False
         shares = getattr(self.args, "prefix_sharing", False)
         self.prefix_sharing = PrefixSharing(self.accelerator) if shares else None
@@ -146,6 +152,18 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
         """Entered around what takes time in a step: `"generate"`, `"tokenize"`, `"rewards"`, `"student"`."""
         return nullcontext()
 
+    def student_logps(self, batch: dict[str, torch.Tensor], rows: slice) -> torch.Tensor:
+        """The student's log-probs `(n, T)` of some rows of a batch, computed just as the loss computes them."""
+        ids = torch.cat([batch["prompt_ids"][rows], batch["completion_ids"][rows]], dim=1)
+        mask = torch.cat([batch["prompt_mask"][rows], batch["completion_mask"][rows]], dim=1)
+        width = batch["completion_ids"].size(1)
+        temperatures = batch["row_temperature"][rows] if "row_temperature" in batch else None
+        observed = ObservedForward(
+            self.model, self.accelerator, width, sharing=self.prefix_sharing, temperatures=temperatures
+        )
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            return self._get_per_token_logps_and_entropies(observed, ids, mask, width)[0]
+
     # TRL's private steps
 
     def _set_signature_columns_if_needed(self):
@@ -164,7 +182,10 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
         if not isinstance(model, ObservedForward):
-            model = ObservedForward(model, self.accelerator, logits_to_keep, sharing=self.prefix_sharing)
+            temperatures = self._temperatures_of_batch()
+            model = ObservedForward(
+                model, self.accelerator, logits_to_keep, sharing=self.prefix_sharing, temperatures=temperatures
+            )
             # The old policy comes first: after it the same module, with another adapter, may be TRL's reference.
             if self._awaits_old_policy:
                 model.token_losses = self.read_old_policy
@@ -174,8 +195,14 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
 
+    def _temperatures_of_batch(self) -> torch.Tensor | None:
+        """Those of the rows `(B,)` of the batch that was sampled last; `None` where they have the trainer's own."""
+        if self._temperatures is None or set(self._temperatures) == {1.0}:
+            return None
+        return torch.tensor(self._temperatures, device=self.accelerator.device)
+
     def _generate(self, prompts):
-        self.empty_rows = None
+        self.empty_rows = self._temperatures = None
         with self.timed("generate"):
             output = super()._generate(prompts)
         # A rollout function's may be arrays.
@@ -220,6 +247,7 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
                 if isinstance(output.get("env_mask"), list):
                     output["env_mask"] = [mask if mask is None or len(mask) else [1] for mask in output["env_mask"]]
                 output = with_trajectories(output, self.tokenizer)
+            self._temperatures = output.pop(TEMPERATURES, None)
             return output
 
         return completed
@@ -230,7 +258,15 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
         said = [row.get(TRAJECTORY_COLUMN) or completion for row, completion in zip(inputs, completions, strict=True)]
         # Copies, since reward functions and next states are free to edit what they are shown.
         shown = copy.deepcopy((prompts, said))
-        rollout = Rollout(shown[0], self._sampled_from, shown[1], completion_ids_list, masked, self._tool_mask)
+        rollout = Rollout(
+            shown[0],
+            self._sampled_from,
+            shown[1],
+            completion_ids_list,
+            masked,
+            self._tool_mask,
+            self._temperatures,
+        )
         self.before_rewards(inputs, rollout)
         # TRL warns about every row without a reward and prints the row. Such rows are ordinary here and counted in
         # the metrics, and what users wrote does not belong in a log unasked.
@@ -246,6 +282,9 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
             batch = super()._generate_and_score_completions(inputs)
         finally:
             self.batch_over()
+        temperatures = self._temperatures_of_batch()
+        if temperatures is not None:
+            batch["row_temperature"] = temperatures
         return self.extend_batch(inputs, batch)
 
     def _compute_loss(self, model, inputs):
@@ -256,7 +295,9 @@ class SeamGRPOTrainer(OpenGRPOTrainer):
             inputs["advantages"] = self.token_advantages(inputs, per_token_logps if old is None else old)
 
         width = inputs["completion_ids"].size(1)
-        observed = ObservedForward(model, self.accelerator, width, set_advantages, self.prefix_sharing)
+        observed = ObservedForward(
+            model, self.accelerator, width, set_advantages, self.prefix_sharing, inputs.get("row_temperature")
+        )
         if self.adds_token_losses:
             observed.token_losses = partial(self.token_losses, inputs)
         loss = super()._compute_loss(observed, inputs)

@@ -13,6 +13,8 @@ BASE_VERSION = "base"
 DEFAULT_USER = "default"
 """The owner of every turn where no keys are configured."""
 
+LOGPROBS_TEMPERATURE = "logprobs_temperature"
+
 TurnKind = Literal["main", "side"]
 
 TurnState = Literal[
@@ -59,8 +61,8 @@ class NewTurn:
         finish_reason: The engine's, or `"disconnect"`.
         prompt_ids: The ids that the engine was given. Empty where it does not tell: such a turn is never trained.
         completion_ids: The ids that it sampled. Empty likewise.
-        logprobs: Their log-probs in nats under the model's raw distribution (temperature 1). Empty likewise.
-        sampling: The sampling settings as used, under OpenAI's names.
+        logprobs: Their log-probs in nats under the model's distribution at `logprobs_temperature`. Empty likewise.
+        sampling: The sampling settings as used, under OpenAI's names, and `logprobs_temperature` where that is not 1.
         model: The model's name.
         model_version: `"base"`, or a version such as `"v000007"`.
 
@@ -85,6 +87,11 @@ class NewTurn:
     model: str
     model_version: str
 
+    @property
+    def logprobs_temperature(self) -> float:
+        """The temperature at which `logprobs` are taken, and the turn is trained."""
+        return self.sampling.get(LOGPROBS_TEMPERATURE, 1.0)
+
     def __post_init__(self):
         if self.kind not in get_args(TurnKind):
             raise ValueError(f"A turn's kind is one of {list(get_args(TurnKind))}, got {self.kind!r}.")
@@ -96,6 +103,9 @@ class NewTurn:
             raise ValueError("A token id is an integer from 0 to 2**31 - 1.")
         if not all(map(math.isfinite, self.logprobs)):
             raise ValueError("A log-prob is a finite number.")
+        temperature = self.logprobs_temperature
+        if type(temperature) not in (int, float) or not 0 < temperature < math.inf:
+            raise ValueError(f"`{LOGPROBS_TEMPERATURE}` is a number above 0, got {temperature!r}.")
 
 
 @dataclass(frozen=True)

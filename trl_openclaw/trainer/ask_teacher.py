@@ -37,6 +37,8 @@ def ask_teacher(teacher: Teacher, rows: Sequence[TeacherRow], accelerator: Accel
     scores, said = None, None
     cause: Exception | None = None
     try:
+        if any(row.temperature != 1 for row in rows):
+            raise TeacherError(f"The teacher `{name}` cannot score rows at temperatures of their own.")
         scores = teacher.score(rows, **wanted)
         problem = problem_with_scores(scores, rows, **wanted)
         said = problem and f"The teacher `{name}` {problem}. {WANTED}."

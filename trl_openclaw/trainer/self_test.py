@@ -104,8 +104,11 @@ def run_self_test(
     lengths = batch["completion_mask"][rows].sum(1).tolist()
     completions = [ids[:n].tolist() for ids, n in zip(batch["completion_ids"][rows], lengths, strict=True)]
     student = trainer.student_logps(batch, rows)
+    temperatures = batch["row_temperature"].tolist() if "row_temperature" in batch else [1.0] * len(rendered)
     asked = [
-        TeacherRow(ids, completion) for ids, completion in zip(rendered[rows], completions, strict=True) if completion
+        TeacherRow(ids, completion, temperature)
+        for ids, completion, temperature in zip(rendered[rows], completions, temperatures[rows], strict=True)
+        if completion
     ]
     # A longer neighbour pads the rows, so a model whose positions shift under padding is found out here.
     longest = max((len(ids) for ids in rendered[rows]), default=0) + 7

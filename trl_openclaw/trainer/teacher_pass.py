@@ -1,7 +1,7 @@
 """The teacher's pass over a generation batch: hint candidates in, what the teacher knows of each out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -227,7 +227,10 @@ def last_ends(turns: Sequence[BatchTurn]) -> dict[int, int]:
 
 def _plain_rows(rollout: Rollout, ends: Mapping[int, int]) -> list[TeacherRow]:
     """Rows of a batch, as they were sampled, up to the token where each ends."""
-    return [TeacherRow(rollout.prompt_ids[i], rollout.completion_ids[i][:end]) for i, end in ends.items()]
+    return [
+        TeacherRow(rollout.prompt_ids[i], rollout.completion_ids[i][:end], rollout.temperature(i))
+        for i, end in ends.items()
+    ]
 
 
 def _teacher_rows(
@@ -249,9 +252,10 @@ def _teacher_rows(
             if at < 0 or one.context_ids != [*rows[at].prompt_ids, *sampled[start : turn.start]]:
                 at, start = len(rows), turn.start
                 begun[turn.row, number] = at, start
-                rows.append(TeacherRow(one.context_ids, sampled[turn.start : turn.stop]))
+                row = TeacherRow(one.context_ids, sampled[turn.start : turn.stop], rollout.temperature(turn.row))
+                rows.append(row)
             else:
-                rows[at] = TeacherRow(rows[at].prompt_ids, sampled[start : turn.stop])
+                rows[at] = replace(rows[at], completion_ids=sampled[start : turn.stop])
             places.append(Candidate(turn, number, at, turn.start - start))
     return rows, places
 

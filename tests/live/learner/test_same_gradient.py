@@ -1,6 +1,7 @@
 """A step on recorded turns is the step that `CombineTrainer` makes on the same ids, sampled by itself."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,14 +69,15 @@ def sampled_by_combine(folder, **config):
     return steps, rows, start
 
 
-def record_rows(store, rows) -> list[str]:
-    """The same as turns of the store."""
+def record_rows(store, rows, temperatures=(1.0,) * TURNS) -> list[str]:
+    """The same as turns of the store, sampled and recorded each at its temperature."""
     found = []
     for number, (prompt_ids, ids) in sorted(rows.items()):
-        logps = logps_of(tiny_llama(), prompt_ids, ids)
+        logps = logps_of(tiny_llama(), prompt_ids, ids, temperatures[number])
         turn = make_turn(number, tiny_llama(), messages=prompt_of(number))
         fields = {"prompt_ids": tuple(prompt_ids), "completion_ids": tuple(ids), "logprobs": tuple(logps)}
-        turn = type(turn)(**{**vars(turn), **fields})
+        sampling = {"temperature": temperatures[number], "logprobs_temperature": temperatures[number]}
+        turn = replace(turn, sampling=sampling, **fields)
         store.record_turn(turn, turn_hashes(turn.messages, turn.reply))
         store.add_next_state(turn.turn_id, [{"role": "user", "content": "Shorter, please."}])
         store.add_verdict(turn.turn_id, Verdict.from_votes([VOTES[number]]))
@@ -84,14 +86,24 @@ def record_rows(store, rows) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"opd_weight": 0.0}, {"opd_loss": "topk_surrogate", "hint_selection": "longest"}]
+    "config",
+    [
+        {},
+        {"opd_weight": 0.0},
+        {"opd_loss": "topk_surrogate", "hint_selection": "longest"},
+        {"temperature": 0.6},
+        {"temperature": 0.6, "beta": 0.3},
+        {"temperature": 1.7, "opd_loss": "topk_surrogate", "hint_selection": "longest"},
+        {"temperature": 0.6, "opd_loss": "full_divergence", "hint_selection": "longest"},
+    ],
 )
 def test_loss_and_gradient_are_those_of_sampling(tmp_path, config):
     expected, rows, start = sampled_by_combine(tmp_path / "combine", **config)
     assert len(rows) == TURNS
     store = open_store(tmp_path / "live")
-    ids = record_rows(store, rows)
-    learner = make_learner(tmp_path / "live", token_preferences=False, **ALIKE, **config)
+    ids = record_rows(store, rows, (config.get("temperature", 1.0),) * TURNS)
+    config = {name: value for name, value in config.items() if name != "temperature"}
+    learner = make_learner(tmp_path / "live", token_preferences=False, max_engine_gap=1e-3, **ALIKE, **config)
     load_tensors(learner, start)
     found = record_gradients(learner)
     learner.train()
@@ -102,6 +114,26 @@ def test_loss_and_gradient_are_those_of_sampling(tmp_path, config):
     for name, gradient in expected[-1]["gradients"].items():
         other = found[-1]["gradients"][name]
         assert (gradient - other).norm() <= 1e-5 * gradient.norm() + 1e-8, name
+
+
+def test_each_turn_is_trained_at_its_own_temperature(tmp_path):
+    """A step is a sum over turns: two temperatures, each way round, come to one for all and the other for all."""
+    _, rows, start = sampled_by_combine(tmp_path / "combine")
+
+    def gradients(*temperatures):
+        folder = tmp_path / "-".join(map(str, temperatures))
+        record_rows(open_store(folder), rows, temperatures)
+        learner = make_learner(folder, token_preferences=False, max_engine_gap=1e-3, **ALIKE)
+        load_tensors(learner, start)
+        steps = record_gradients(learner)
+        learner.train()
+        return steps[-1]["gradients"]
+
+    low, high = gradients(0.5, 0.5, 0.5, 0.5), gradients(1.5, 1.5, 1.5, 1.5)
+    one, other = gradients(0.5, 1.5, 1.5, 0.5), gradients(1.5, 0.5, 0.5, 1.5)
+    assert any((low[name] - high[name]).norm() > 1e-2 * low[name].norm() for name in low)
+    for name in low:
+        assert torch.allclose(one[name] + other[name], low[name] + high[name], rtol=1e-4, atol=1e-7), name
 
 
 def gradient_when_recorded(folder, score: int, shift: float) -> dict[str, torch.Tensor]:

@@ -41,7 +41,8 @@ class Delta:
         reasoning: Thinking to append, where the engine tells it from the text.
         tool_calls: Pieces of tool calls as in OpenAI's chunks: each with its `index`, and texts to append.
         token_ids: The ids sampled for it, those without any text included.
-        logprobs: One number for each id: its log-prob in nats under the model's raw distribution at temperature 1.
+        logprobs: One number for each id: its log-prob in nats under the model's distribution at `temperature`.
+        temperature: At which log-probs are taken; the same in all pieces.
         prompt_ids: What the model was given, once, in any piece; `None` in the others.
         finish_reason: In the last piece alone: `"stop"`, `"length"`, `"tool_calls"`, or another of the protocol's.
     """
@@ -51,6 +52,7 @@ class Delta:
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    temperature: float = 1.0
     prompt_ids: list[int] | None = None
     finish_reason: str | None = None
 

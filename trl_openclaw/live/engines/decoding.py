@@ -1,4 +1,4 @@
-"""Sampling from a transformers model, one token at a time, with the raw log-prob of each."""
+"""Sampling from a transformers model, one token at a time, with the log-prob of each."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,9 @@ from transformers import DynamicCache
 from ...prefix_passes import cache_name_of
 
 _GREEDY_BELOW = 1e-5  # as in vLLM; divided by less, logits leave the range of their numbers
+
+COLD = 0.2
+"""Below this temperature next to nothing is left to chance: log-probs are 0 or far below, and tell little."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,15 @@ class Sampling:
         """Whether nothing is drawn."""
         return self.temperature < _GREEDY_BELOW
 
+    @property
+    def logprobs_temperature(self) -> float:
+        """At which temperature log-probs are taken: that of sampling, or 1 where it is below 0.2."""
+        return self.temperature if self.temperature >= COLD else 1.0
+
 
 @torch.no_grad()
 def sampled_tokens(model: nn.Module, prompt_ids: Sequence[int], sampling: Sampling) -> Iterator[tuple[int, float]]:
-    """Ids, each with its log-prob in nats under the raw distribution, without end.
+    """Ids, each with its log-prob in nats at `sampling.logprobs_temperature`, without end. `top_p` leaves it as it is.
 
     Args:
         model: A causal language model in evaluation mode.
@@ -54,7 +62,7 @@ def sampled_tokens(model: nn.Module, prompt_ids: Sequence[int], sampling: Sampli
     while True:
         logits = model(input_ids=ids, use_cache=True, **settings).logits[0, -1].float()  # (V,)
         token = _draw(logits, sampling, generator)
-        yield int(token), float(logits.log_softmax(-1)[token])
+        yield int(token), float((logits / sampling.logprobs_temperature).log_softmax(-1)[token])
         ids = token.view(1, 1)
 
 

@@ -184,6 +184,7 @@ class TransformersEngine:
                 ended = token in ends
                 piece = Delta() if ended else reader.feed(token)
                 piece.token_ids, piece.logprobs, piece.prompt_ids = [token], [logprob], first
+                piece.temperature = sampling.logprobs_temperature
                 first = None
                 finish = "stop" if ended or reader.stopped else "length" if count == room else None
                 if finish is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import EngineError
 from ..engines import Delta, EngineRequest
-from ..records import NewTurn
+from ..records import LOGPROBS_TEMPERATURE, NewTurn
 from ..sessions import Match
 from ..side_traffic import side_reason
 from .recorder import WAIT_SECONDS, Origin
@@ -181,7 +181,7 @@ class Exchange:
                 prompt_ids=() if problem else tuple(reply.prompt_ids),
                 completion_ids=() if problem else tuple(reply.completion_ids),
                 logprobs=() if problem else tuple(reply.logprobs),
-                sampling=self.sampling,
+                sampling=self.sampling | ({LOGPROBS_TEMPERATURE: reply.temperature} if reply.temperature != 1 else {}),
                 model=self.gateway.engine.model,
                 model_version=self.version,
             )

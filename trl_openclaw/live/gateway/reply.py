@@ -21,6 +21,7 @@ class Reply:
         self.prompt_ids: list[int] = []
         self.completion_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.temperature = 1.0
         self.finish_reason: str | None = None
 
     def add(self, piece: Delta) -> None:
@@ -32,6 +33,7 @@ class Reply:
         self.prompt_ids = piece.prompt_ids or self.prompt_ids
         self.completion_ids += piece.token_ids
         self.logprobs += piece.logprobs
+        self.temperature = piece.temperature
         self.finish_reason = piece.finish_reason or self.finish_reason
 
     def _add_call(self, piece: dict[str, Any]) -> None:

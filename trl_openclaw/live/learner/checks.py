@@ -113,7 +113,7 @@ class Checks:
         if len(turns) < least:
             many = f"{len(turns)} held-out turns, {least} needed" if turns else "no held-out turns yet"
             return CheckResult("no_data", many, {"turns": len(turns)})
-        items = [_item(turn) for turn in turns]
+        items = [Item.of(turn) for turn in turns]
         new, old = versions.of_new(items), versions.of_published(items)
         moved = [_score(turn) * (mean(new[turn.turn_id]) - mean(old[turn.turn_id])) for turn in turns]
         found = mean(moved)
@@ -155,7 +155,7 @@ class Checks:
         if tolerance is None:
             return OFF
         found = [(turn, scores) for turn, scores in evidence.corrections if self._fits(turn)]
-        items = [_item(turn) for turn, _ in found]
+        items = [Item.of(turn) for turn, _ in found]
         new, old = versions.of_new(items), versions.of_published(items)
         pairs = [(_gain(one, new), _gain(one, old)) for one in found]
         kept = [(a, b) for a, b in pairs if a is not None and b is not None]
@@ -264,10 +264,6 @@ def _within(value: float, limit: float | None) -> bool:
 
 def _limit(limit: float | None) -> str:
     return "any" if limit is None else f"{limit:g}"
-
-
-def _item(turn: StoredTurn) -> Item:
-    return Item(turn.turn_id, turn.prompt_ids, turn.completion_ids)
 
 
 def _score(turn: StoredTurn) -> int:

@@ -19,7 +19,7 @@ FOREVER = 1_000_000_000
 _FIXED: dict[str, tuple[Any, str]] = {
     "num_generations": (1, "a turn of the traffic was sampled once"),
     "num_iterations": (1, "a batch is trained once"),
-    "temperature": (1.0, "log-probs are recorded at temperature 1, whatever the turn was sampled at"),
+    "temperature": (1.0, "each turn is trained at the temperature of its own log-probs"),
     "use_vllm": (False, "the gateway's engine samples, and nothing is sampled here"),
     "reward_baseline": ("none", "there is no group to compare with"),
     "eval_strategy": ("no", "every version is checked on its own"),

@@ -111,7 +111,7 @@ class Desk:
         usable, unusable = self._sorted(batch, read)
         if not unusable:
             return LiveBatch(batch.batch_id, tuple(usable))
-        if not usable and len(unusable) > 1 and not {"too_long", "cut"} & set(unusable.values()):
+        if not usable and len(unusable) > 1 and not {"too_long", "cut", "temperature"} & set(unusable.values()):
             self.release()
             raise LearnerError(
                 f"None of {len(unusable)} turns can be trained ({', '.join(sorted(set(unusable.values())))}): chat "

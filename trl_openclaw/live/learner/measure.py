@@ -9,7 +9,7 @@ from accelerate.utils import gather_object
 
 from ...scoring import TeacherRow
 from ...teachers.weights import adapter_switched
-from ..records import BASE_VERSION
+from ..records import BASE_VERSION, NewTurn
 from .snapshot import Snapshot, other_weights
 
 if TYPE_CHECKING:
@@ -27,11 +27,18 @@ class Item:
         key: Its name among all items.
         prompt_ids: What comes before it.
         completion_ids: Its ids.
+        temperature: At which it is scored.
     """
 
     key: str
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
+    temperature: float = 1.0
+
+    @classmethod
+    def of(cls, turn: NewTurn) -> "Item":
+        """A recorded turn, scored as it was when it was recorded."""
+        return cls(turn.turn_id, turn.prompt_ids, turn.completion_ids, turn.logprobs_temperature)
 
 
 class Measures:
@@ -64,7 +71,7 @@ class Measures:
         """The log-probs of items under the weights that the model has at this moment. A collective."""
         accelerator = self.trainer.accelerator
         own = items[accelerator.process_index :: accelerator.num_processes]
-        rows = [TeacherRow(item.prompt_ids, item.completion_ids) for item in own]
+        rows = [TeacherRow(item.prompt_ids, item.completion_ids, item.temperature) for item in own]
         scores = self.trainer.scorer.score(self.trainer.model, rows)
         lengths = [len(item.completion_ids) for item in own]
         values = [row[:n] for row, n in zip(scores.per_token_logps.tolist(), lengths, strict=True)]

@@ -21,11 +21,12 @@ Without a teacher there is the student's, and `p_teacher` is `None`."""
 
 @dataclass(frozen=True)
 class Reading:
-    """A reply, and what student and teacher read before it (`None` where no teacher scored it)."""
+    """A reply, its temperature, and what student and teacher read before it (`None` where no teacher scored it)."""
 
     prompt_ids: Sequence[int]
     hinted_ids: Sequence[int] | None
     completion_ids: Sequence[int]
+    temperature: float = 1.0
 
 
 @torch.no_grad()
@@ -41,12 +42,12 @@ def preferences(trainer: "LiveTrainer", readings: Sequence[Reading], text: Calla
     size = trainer.args.per_device_train_batch_size
     for start in range(0, len(readings), size):
         part = readings[start : start + size]
-        plain = [TeacherRow(one.prompt_ids, one.completion_ids) for one in part]
+        plain = [TeacherRow(one.prompt_ids, one.completion_ids, one.temperature) for one in part]
         student = trainer.scorer.score(trainer.model, plain, keep_states=True)
         hinted = [i for i, one in enumerate(part) if one.hinted_ids is not None]
         teacher = None
         if isinstance(trainer.teacher, LocalTeacher):
-            rows = [TeacherRow(part[i].hinted_ids or (), part[i].completion_ids) for i in hinted]
+            rows = [TeacherRow(part[i].hinted_ids or (), part[i].completion_ids, part[i].temperature) for i in hinted]
             teacher = trainer.teacher.score(rows, keep_states=True)
         for i, one in enumerate(part):
             place = hinted.index(i) if i in hinted and teacher is not None else None

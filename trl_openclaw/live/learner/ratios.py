@@ -51,8 +51,7 @@ def strange_turns(trainer: "LiveTrainer", batch: "LiveBatch") -> dict[str, str]:
 
 def _gaps(trainer: "LiveTrainer", batch: "LiveBatch") -> dict[str, float]:
     """By turn, the mean absolute difference (nats) of its recorded log-probs from those that the policy has now."""
-    items = [Item(one.turn.turn_id, one.turn.prompt_ids, one.turn.completion_ids) for one in batch.turns]
-    now = trainer.updates.checks.measures.of_policy(items)
+    now = trainer.updates.checks.measures.of_policy([Item.of(one.turn) for one in batch.turns])
     return {
         one.turn.turn_id: mean([abs(a - b) for a, b in zip(now[one.turn.turn_id], one.turn.logprobs, strict=True)])
         for one in batch.turns

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from ..._trl import TEMPERATURES
 from ...trajectories import next_state_of
 from ...types import NextState, Turn, Verdict
 from ..records import StoredTurn
@@ -14,7 +15,7 @@ EXPLICIT_FEEDBACK = "(explicit feedback)"
 """The next state of a turn that nothing followed, but that somebody had an opinion of."""
 
 
-UNUSABLE = ("too_long", "cut", "other_vocabulary", "other_template", "other_logprobs")
+UNUSABLE = ("too_long", "cut", "temperature", "other_vocabulary", "other_template", "other_logprobs")
 """Why a recorded turn cannot be trained; the last three may say that the engine has another model or template."""
 
 
@@ -47,12 +48,14 @@ class TurnReader:
         vocabulary: Tokens that the model has.
         max_tokens: Tokens that prompt and reply may have together; `None` for no limit.
         takes_cut: Whether a reply may have ended at the length limit.
+        takes_temperature: Whether its log-probs may be taken at another temperature than 1.
     """
 
     trainer: Renders
     vocabulary: int
     max_tokens: int | None
     takes_cut: bool = True
+    takes_temperature: bool = True
 
     def __call__(self, turn: StoredTurn) -> LiveTurn | str:
         """The turn, or why it cannot be trained, in a word: one of `UNUSABLE`."""
@@ -61,6 +64,8 @@ class TurnReader:
             return "too_long"
         if turn.finish_reason == "length" and not self.takes_cut:
             return "cut"
+        if turn.logprobs_temperature != 1 and not self.takes_temperature:
+            return "temperature"
         if max(ids) >= self.vocabulary:
             return "other_vocabulary"
         found = matching_prompt(self.trainer, turn)
@@ -110,5 +115,6 @@ def recorded_rollout(turns: Sequence[LiveTurn]) -> dict[str, list[Any]]:
         "prompt_ids": [list(one.turn.prompt_ids) for one in turns],
         "completion_ids": [list(one.turn.completion_ids) for one in turns],
         "logprobs": [list(one.turn.logprobs) for one in turns],
+        TEMPERATURES: [one.turn.logprobs_temperature for one in turns],
         "trajectory": [[{"content": None, **one.turn.reply, "role": "assistant"}] for one in turns],
     }

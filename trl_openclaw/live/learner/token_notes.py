@@ -35,7 +35,7 @@ class TokenNotes:
             chosen = self.trainer.chosen_hints
             contexts = [one.context_ids for one in chosen] if chosen else [None] * len(turns)
             readings = [
-                Reading(one.turn.prompt_ids, context, one.turn.completion_ids)
+                Reading(one.turn.prompt_ids, context, one.turn.completion_ids, one.turn.logprobs_temperature)
                 for one, context in zip(turns, contexts, strict=True)
             ]
             self._prefers = preferences(self.trainer, readings, self._text)

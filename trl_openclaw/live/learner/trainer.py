@@ -12,6 +12,7 @@ from accelerate.utils import broadcast
 from datasets import IterableDataset
 from transformers import PrinterCallback, ProgressCallback
 
+from ..._trl import takes_row_temperatures
 from ...teachers import LocalTeacher, max_model_length
 from ...trainer import CombineTrainer
 from ...trainer.hint_rows import HintedTurn
@@ -114,6 +115,8 @@ class LiveTrainer(CombineTrainer):
             self.model.config.get_text_config().vocab_size,
             min((n for n in (args.max_turn_tokens, max_model_length(self.model)) if n is not None), default=None),
             takes_cut=not args.mask_truncated_completions,
+            takes_temperature=takes_row_temperatures(self.model)
+            and (not self.opd_weight or isinstance(self.teacher, LocalTeacher)),
         )
         self._rows: list[LiveTurn] = []
         self._student: torch.Tensor | None = None
