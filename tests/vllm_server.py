@@ -151,6 +151,15 @@ def adapter_server(smollm2, adapter, tmp_path) -> Iterator[VllmServer]:
 
 
 @pytest.fixture
+def processed_server(smollm2, tmp_path) -> Iterator[VllmServer]:
+    """One that reports log-probs at the temperature of sampling."""
+    with _serving(smollm2, tmp_path, "--logprobs-mode", "processed_logprobs", "--max-num-seqs", "2") as server:
+        server.start()
+        server.wait()
+        yield server
+
+
+@pytest.fixture
 def swapping_server(smollm2, tmp_path) -> Iterator[VllmServer]:
     """One that loads and unloads adapters while it runs, as the live gateway needs it; one row at a time, likewise."""
     options = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--max-num-seqs", "1")

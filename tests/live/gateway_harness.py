@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import uvicorn
@@ -93,9 +93,11 @@ def serving(folder: Path, engine: Engine, *, store: Store | None = None, **kwarg
 
 
 @contextmanager
-def serving_stub(folder: Path, stub: Any, **kwargs: Any) -> Iterator[RunningGateway]:
+def serving_stub(
+    folder: Path, stub: Any, *, logprobs: Literal["raw", "processed"] = "raw", **kwargs: Any
+) -> Iterator[RunningGateway]:
     """A gateway over the stub engine."""
-    with serving(folder, VllmEngine(stub.model, stub.base_url), **kwargs) as running:
+    with serving(folder, VllmEngine(stub.model, stub.base_url, logprobs=logprobs), **kwargs) as running:
         yield running
 
 

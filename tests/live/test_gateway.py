@@ -67,6 +67,30 @@ def test_a_reply_and_its_record(gateway, stub):
     assert reply.usage.completion_tokens == len(turn.completion_ids)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("logprobs", "sampled_at", "recorded"),
+    [
+        ("raw", 0.5, None),
+        ("processed", 0.5, 0.5),
+        ("processed", 0.1, 0.1),
+        ("processed", 1, None),
+        ("processed", 0, None),
+    ],
+)
+def test_the_temperature_of_the_log_probs_is_recorded(tmp_path, stub, logprobs, sampled_at, recorded, stream):
+    with serving_stub(tmp_path, stub, logprobs=logprobs) as running:
+        with running.client() as client:
+            asked = {"model": "stub", "messages": [user("hello")], "temperature": sampled_at}
+            answer = client.chat.completions.create(**asked, stream=stream)
+            list(answer)
+        wait_for(running.turns)
+    (turn,) = running.turns()
+    assert turn.sampling.get("logprobs_temperature") == recorded
+    assert turn.logprobs_temperature == (1.0 if recorded is None else recorded)
+    assert "logprobs_temperature" not in stub.requests[0]
+
+
 def test_pieces_are_the_same_reply(gateway):
     with gateway.client() as client:
         stream = client.chat.completions.create(

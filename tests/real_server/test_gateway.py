@@ -8,6 +8,7 @@ import pytest
 import torch
 from live.gateway_harness import publish_adapter, run, serving, wait_for
 from peft import LoraConfig, PeftModel, get_peft_model
+from real_server.own_logprobs import assert_own_logprobs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_openclaw.live.engines.vllm import VllmEngine
@@ -16,18 +17,7 @@ from trl_openclaw.live.gateway.app import GatewayOptions
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SWAPS = 200
-TOLERANCE = 2e-3
-"""Nats, in float32."""
 USER = {"role": "user", "content": "Name a fruit."}
-
-
-@torch.no_grad()
-def assert_raw_logprobs(model, turn):
-    """What was recorded is what a model in this process says of the same ids."""
-    prompt, ids = list(turn.prompt_ids), list(turn.completion_ids)
-    logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
-    own = logits.log_softmax(-1).gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1)
-    assert (own - torch.tensor(turn.logprobs)).abs().max() < TOLERANCE
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +50,19 @@ def test_ids_and_raw_log_probs_are_recorded(vllm_server, tmp_path, smollm2, base
             assert "".join(filter(None, texts)) == turn.reply["content"]
             assert turn.prompt_ids == tuple(rendered)
             assert turn.reply["content"] == tokenizer.decode(turn.completion_ids, skip_special_tokens=True)
-            assert_raw_logprobs(base_model, turn)
+            assert_own_logprobs(base_model, turn)
     assert gateway.turns()[0].completion_ids == gateway.turns()[1].completion_ids  # the seed is passed on
+
+
+def test_processed_log_probs_are_those_at_the_temperature_of_sampling(processed_server, tmp_path, base_model):
+    engine = VllmEngine(processed_server.name, processed_server.base_url, logprobs="processed")
+    with serving(tmp_path, engine, options=PATIENT) as gateway, patient(gateway) as client:
+        for temperature in (0.6, 1.0, 1.5, 0.0):
+            client.chat.completions.create(model="smollm2", messages=[USER], temperature=temperature, max_tokens=24)
+    turns = gateway.turns()
+    assert [turn.logprobs_temperature for turn in turns] == [0.6, 1.0, 1.5, 1.0]
+    for turn in turns:
+        assert_own_logprobs(base_model, turn)
 
 
 def test_the_end_of_a_reply_is_sampled_and_recorded(vllm_server, tmp_path, base_model):
@@ -71,7 +72,7 @@ def test_the_end_of_a_reply_is_sampled_and_recorded(vllm_server, tmp_path, base_
         assert reply.choices[0].finish_reason == "stop"
         (turn,) = gateway.turns()
         assert turn.completion_ids[-1] == base_model.config.eos_token_id
-        assert_raw_logprobs(base_model, turn)
+        assert_own_logprobs(base_model, turn)
 
 
 def test_what_the_server_refuses_is_said(vllm_server, tmp_path):
@@ -139,7 +140,9 @@ def test_versions_change_under_load(swapping_server, tmp_path, smollm2, adapter,
         seconds = time.monotonic() - started
         turns = gateway.turns()
         with openai.OpenAI(base_url=swapping_server.base_url, api_key="none") as vllm:
-            assert {card.id for card in vllm.models.list()} == {"smollm2", f"default-v{SWAPS:06d}"}
+            base, last = sorted((card.id for card in vllm.models.list()), reverse=True)
+            assert base == "smollm2"
+            assert last.startswith(f"default-v{SWAPS:06d}-")
     print(f"{len(told)} replies during {SWAPS} swaps in {seconds:.0f} s")
     assert all(len(versions) == 1 for versions in told)
     assert len(turns) == len(told)
@@ -147,4 +150,4 @@ def test_versions_change_under_load(swapping_server, tmp_path, smollm2, adapter,
     models = [PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(smollm2), folder) for folder in folders]
     for turn in turns[:: max(len(turns) // 40, 1)]:
         number = 0 if turn.model_version == "base" else int(turn.model_version[1:])
-        assert_raw_logprobs(models[number % 2] if number else base_model, turn)
+        assert_own_logprobs(models[number % 2] if number else base_model, turn)

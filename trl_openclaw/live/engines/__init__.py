@@ -14,7 +14,9 @@ __all__ = ["ENGINES", "Delta", "Engine", "EngineRequest"]
 def _vllm(settings: "ServeSettings") -> Engine:
     from .vllm import VllmEngine
 
-    return VllmEngine(settings.model, settings.engine_url, api_key=settings.engine_key)
+    return VllmEngine(
+        settings.model, settings.engine_url, api_key=settings.engine_key, logprobs=settings.engine_logprobs
+    )
 
 
 def _transformers(settings: "ServeSettings") -> Engine:

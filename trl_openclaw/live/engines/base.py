@@ -9,6 +9,11 @@ Feature = Literal["tools", "tool_choice", "response_format"]
 """What not every engine can: tool calls at all, calls that are forced, replies that are forced into a form."""
 
 
+GREEDY_BELOW = 1e-5
+"""A temperature below which the likeliest token is taken, as in vLLM: divided by less, logits leave the range of their
+numbers."""
+
+
 @dataclass(frozen=True)
 class EngineRequest:
     """One reply to sample.

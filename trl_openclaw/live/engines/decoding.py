@@ -10,8 +10,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from ...prefix_passes import cache_name_of
-
-_GREEDY_BELOW = 1e-5  # as in vLLM; divided by less, logits leave the range of their numbers
+from .base import GREEDY_BELOW
 
 COLD = 0.2
 """Below this temperature next to nothing is left to chance: log-probs are 0 or far below, and tell little."""
@@ -34,7 +33,7 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         """Whether nothing is drawn."""
-        return self.temperature < _GREEDY_BELOW
+        return self.temperature < GREEDY_BELOW
 
     @property
     def logprobs_temperature(self) -> float:

@@ -4,10 +4,10 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import EngineError
-from .base import Delta, EngineRequest, Feature
+from .base import GREEDY_BELOW, Delta, EngineRequest, Feature
 
 if TYPE_CHECKING:
     import aiohttp
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 5.0
 LOAD_SECONDS = 120.0
 CONNECT_SECONDS = 5.0
+
+Logprobs = Literal["raw", "processed"]
 
 _NO_LOGPROB = -9999.0  # what vLLM writes for a log-prob that JSON cannot hold, or that it does not know
 _PLAIN_SAMPLING = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -27,9 +29,10 @@ class VllmEngine:
     """Asks a vLLM server for replies with their token ids and log-probs, and has it load adapters while it runs.
 
     Start the server with `--enable-lora --max-loras 2` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`, so that a new version
-    can be loaded while the old one still answers. Log-probs are the raw ones unless the server is told otherwise.
-    What the model's `generation_config.json` says of sampling is switched off, so that the settings recorded with a
-    turn are those it was sampled with.
+    can be loaded while the old one still answers. By itself vLLM reports log-probs at temperature 1, whatever it
+    samples at; with `--logprobs-mode processed_logprobs` at that of sampling, over the tokens that `top_p` leaves. What
+    the model's `generation_config.json` says of sampling is switched off, so that the settings recorded with a turn are
+    those it was sampled with.
 
     Args:
         model (`str`):
@@ -38,6 +41,8 @@ class VllmEngine:
             Address of the API, `/v1` included.
         api_key (`str`, *optional*):
             Key, where the server wants one.
+        logprobs (`str`, *optional*, defaults to `"raw"`):
+            `"processed"` where the server was started so.
         max_connections (`int`, *optional*, defaults to `512`):
             Requests in flight at once.
     """
@@ -45,12 +50,21 @@ class VllmEngine:
     name = "vllm"
     features: frozenset[Feature] = frozenset({"tools", "tool_choice", "response_format"})
 
-    def __init__(self, model: str, base_url: str, *, api_key: str | None = None, max_connections: int = 512):
+    def __init__(
+        self,
+        model: str,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        logprobs: Logprobs = "raw",
+        max_connections: int = 512,
+    ):
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"The engine's address must start with http:// or https://, got {base_url!r}.")
         self.model = model
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._processed = logprobs == "processed"
         self._max_connections = max_connections
         self._session: aiohttp.ClientSession | None = None
 
@@ -66,6 +80,8 @@ class VllmEngine:
         import aiohttp
 
         url, timeout = f"{self.base_url}/chat/completions", aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS)
+        sampled_at = request.sampling["temperature"]
+        temperature = sampled_at if self._processed and sampled_at >= GREEDY_BELOW else 1.0
         try:
             async with self._client().post(url, data=json.dumps(self._body(request)), timeout=timeout) as answer:
                 if answer.status != 200:
@@ -73,9 +89,9 @@ class VllmEngine:
                 if request.stream:
                     async for line in answer.content:
                         if (event := _event(line)) is not None:
-                            yield _piece(event, "delta")
+                            yield _piece(event, "delta", temperature)
                 else:
-                    yield _piece(_parsed(await answer.read()), "message")
+                    yield _piece(_parsed(await answer.read()), "message", temperature)
         except (aiohttp.ClientError, OSError, ValueError) as error:  # aiohttp's ValueError: a line that is too long
             raise self._failure(error) from error
 
@@ -197,7 +213,7 @@ def _parsed(data: bytes | str) -> dict[str, Any]:
     return value
 
 
-def _piece(event: Mapping[str, Any], place: str) -> Delta:
+def _piece(event: Mapping[str, Any], place: str, temperature: float) -> Delta:
     """A chunk, or a whole reply, as a piece. `place` is where its text stands in a choice."""
     try:
         choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
@@ -209,6 +225,7 @@ def _piece(event: Mapping[str, Any], place: str) -> Delta:
             tool_calls=_tool_calls(said.get("tool_calls")),
             token_ids=list(choice.get("token_ids") or ()),
             logprobs=[score["logprob"] for score in scores if score["logprob"] > _NO_LOGPROB],
+            temperature=temperature,
             prompt_ids=choice.get("prompt_token_ids") or event.get("prompt_token_ids"),
             finish_reason=choice.get("finish_reason"),
         )

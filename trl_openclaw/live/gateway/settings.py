@@ -36,6 +36,9 @@ class ServeSettings:
     )
     engine_url: str = _setting("http://localhost:8000/v1", "Address of the vLLM server.")
     engine_api_key_env: str | None = _setting(None, "Environment variable that holds the vLLM server's key.")
+    engine_logprobs: Literal["raw", "processed"] = _setting(
+        "raw", "What the vLLM server reports: `processed` if it was started with `--logprobs-mode processed_logprobs`."
+    )
     host: str = _setting("127.0.0.1", "Address to listen at. One that others can reach needs `--keys`.")
     port: int = _setting(8700, "Port to listen at; 0 takes a free one.")
     keys: str | None = _setting(None, "File with one `user: key` a line, readable by its owner only.")
@@ -65,6 +68,8 @@ class ServeSettings:
             raise ValueError("`--model` is missing: the path of a model, or its name on the vLLM server.")
         if self.engine not in ENGINES:
             raise ValueError(f"`engine` is one of {', '.join(ENGINES)}, got {self.engine!r}.")
+        if self.engine_logprobs not in ("raw", "processed"):
+            raise ValueError(f"`engine_logprobs` is raw or processed, got {self.engine_logprobs!r}.")
         if self.served_model_name and self.engine != "transformers":
             raise ValueError("`served_model_name` is vLLM's own setting there: start the server with it.")
         at_least = {"port": 0, "max_in_flight": 1, "judge_concurrency": 1, "temperature": 0, "max_tokens": 1}
