@@ -42,7 +42,8 @@ class PromptedJudge:
     """Asks a chat model several times how well a reply was received, and what hint would have improved it.
 
     What is judged is fenced with a marker that is new for every call and that the answer lines must carry. Text under
-    judgement cannot know it, so it can neither set a verdict nor plant a hint, not even where the model repeats it.
+    judgement cannot know it, so no answer in it counts, not even where the model repeats it. What such text argues for
+    may still persuade the model.
 
     Args:
         client (`Chat`):

@@ -80,7 +80,7 @@ const act = {
     const user = page.overview.user;
     const text = `All conversations of user ${user} are removed for good, with their verdicts, hints and token scores and the ` +
       "satisfaction counted from them, and so are exports that hold any of it. A reply that is on its way is not recorded. " +
-      "What stays: versions that were trained on them, or are in training now, with the figures of their checks; your choice " +
+      "What stays: versions that were published and trained on them, with the figures of their checks; your choice " +
       "about training; and a note, without text, of when how many turns were deleted.";
     if (!(await ask(`Delete all data of user ${user}?`, text, "Delete all"))) return;
     await change("delete", { all: true }, "All your data is deleted.");
