@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,11 +127,9 @@ class ServedVersions:
                     await self.engine.load(served.adapter, served.path)
             except EngineError as error:
                 self._serve(user, Served(BASE_VERSION, None, None))
-                try:
+                with suppress(StoreError):
                     await self._failed(user, served.version, error)
                     self._problems.setdefault(user, _Problem(served.version, str(error), 0, None))
-                except StoreError as trouble:
-                    self._try_later(user, served.version, f"{error} ({trouble})")
 
     async def run(self) -> None:
         """Follow the store until cancelled."""
@@ -228,8 +226,8 @@ class ServedVersions:
     async def _failed(self, user: str, version: str, error: EngineError) -> None:
         self.metrics.load_failures.inc()
         logger.warning("Version %s cannot be loaded, %s answers on: %s", version, self.current(user), error)
+        self._try_later(user, version, str(error))  # also where it is refused and the store cannot be told so
         if error.kind != "refused":
-            self._try_later(user, version, str(error))
             return
         await self._thread.call(Store.add_version_event, user, version, "load_failed", {"error": str(error)})
         self._problems[user] = _Problem(version, str(error), 0, None)
