@@ -131,6 +131,9 @@ def edit(*hints):
         ([thumb(1), judge], 1, ("Judge's.",), "feedback", "judge"),
         ([thumb(-1, "Mine."), judge], -1, ("Mine.",), "feedback", "feedback"),
         ([thumb(1, None, "a"), thumb(-1, None, "b")], -1, (), "feedback", None),
+        ([thumb(-1, "Mine.", "a"), thumb(1, None, "b")], 1, (), "feedback", None),
+        ([judge, thumb(-1, "Mine.", "a"), thumb(1, None, "b")], 1, ("Judge's.",), "feedback", "judge"),
+        ([thumb(-1, "Mine.", "a"), judge, thumb(-1, "Better.", "b")], -1, ("Better.",), "feedback", "feedback"),
         ([thumb(0)], 0, (), "feedback", None),
         ([judge, edit("Edited.", "  ", "Twice.")], -1, ("Edited.", "Twice."), "judge", "edit"),
         ([judge, edit("Edited."), judge, thumb(1, "Late.")], 1, ("Edited.",), "feedback", "edit"),
@@ -224,6 +227,26 @@ def test_only_what_can_teach_is_judged(store):
     store.add_feedback("default", expected[1], -1, None, "a")  # a hint may still be found
     store.add_feedback("default", expected[2], -1, "Like so.", "b")
     assert [turn.turn_id for turn in store.unjudged(10)] == [expected[1], expected[3]]
+    store.add_feedback("default", expected[2], 1, None, "c")  # withdraws the correction
+    assert [turn.turn_id for turn in store.unjudged(10)] == expected[1:]
+
+
+def test_a_store_of_an_earlier_schema_learns_that_corrections_can_be_withdrawn(store):
+    turn = record(store)
+    thumb(-1, "Mine.", "a")(store, turn)
+    thumb(1, None, "b")(store, turn)
+    with store._write() as connection:
+        (sql,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'current_verdicts'").fetchone()
+        connection.execute("DROP VIEW current_verdicts")
+        connection.execute(
+            sql.replace(
+                "SELECT max(number) FROM verdicts WHERE turn = t.number AND source = 'feedback'",
+                "SELECT min(number) FROM verdicts WHERE turn = t.number AND source = 'feedback'",
+            )
+        )
+        connection.execute("PRAGMA user_version = 3")
+    assert store.show(None, turn.turn_id).verdict.hints == ("Mine.",)
+    assert Store(store.path).show(None, turn.turn_id).verdict.hints == ()
 
 
 def test_one_turn_in_eight_is_held_out(store):

@@ -37,7 +37,8 @@ TURN_STATES: tuple[TurnState, ...] = get_args(TurnState)
 
 VerdictSource = Literal["judge", "feedback", "edit"]
 """Who said so. People outrank judges: of the scores the latest from `feedback` counts, else the latest from `judge`;
-of the hints the latest from `edit` (even an empty one), else from `feedback`, else from `judge`."""
+of the hints the latest from `edit` (even an empty one), else the correction of the latest `feedback` if it has one, else
+the latest from `judge`."""
 
 BatchOutcome = Literal["trained", "rejected", "released"]
 

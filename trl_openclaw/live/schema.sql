@@ -1,5 +1,5 @@
--- Rows are added and never changed; only deletion of a person's data removes any, and everything that hangs on a turn
--- goes with it. `created` is the wall clock, which may jump: order is always that of the integer keys.
+-- Rows are added and never changed; only deletion of a person's data removes any or says who else told the same, and
+-- everything that hangs on a turn goes with it. `created` is the wall clock, which may jump: order is always that of the integer keys.
 
 CREATE TABLE IF NOT EXISTS turns (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -166,9 +166,9 @@ LEFT JOIN batch_ends e ON e.number = (SELECT max(number) FROM batch_ends WHERE b
 WHERE e.outcome IS NULL OR e.outcome <> 'released';
 
 -- The verdict that counts, for every turn; without a source where there is none. To be joined, never LEFT JOINed, and
--- without a WHERE of its own: SQLite would make the whole of it for each query. The names of the sources happen to sort by
--- their rank: edit, feedback, judge.
-CREATE VIEW IF NOT EXISTS current_verdicts AS
+-- without a WHERE of its own: SQLite would make the whole of it for each query.
+DROP VIEW IF EXISTS current_verdicts;
+CREATE VIEW current_verdicts AS
 SELECT
     t.number AS turn,
     s.score,
@@ -179,13 +179,19 @@ SELECT
     CASE WHEN h.hints <> '[]' THEN h.source END AS hint_source,
     coalesce(s.created, h.created) AS created
 FROM turns t
-LEFT JOIN verdicts s ON s.number = (
-    SELECT number FROM verdicts
-    WHERE turn = t.number AND source IN ('feedback', 'judge') ORDER BY source, number DESC LIMIT 1
+LEFT JOIN verdicts s ON s.number = coalesce(
+    (SELECT max(number) FROM verdicts WHERE turn = t.number AND source = 'feedback'),
+    (SELECT max(number) FROM verdicts WHERE turn = t.number AND source = 'judge')
 )
-LEFT JOIN verdicts h ON h.number = (
-    SELECT number FROM verdicts
-    WHERE turn = t.number AND (source = 'edit' OR hints <> '[]') ORDER BY source, number DESC LIMIT 1
+LEFT JOIN verdicts h ON h.number = coalesce(
+    (SELECT max(number) FROM verdicts WHERE turn = t.number AND source = 'edit'),
+    (
+        -- a correction is withdrawn by later feedback without one
+        SELECT number FROM verdicts WHERE hints <> '[]' AND number = (
+            SELECT max(number) FROM verdicts WHERE turn = t.number AND source = 'feedback'
+        )
+    ),
+    (SELECT max(number) FROM verdicts WHERE turn = t.number AND source = 'judge' AND hints <> '[]')
 );
 
 -- The publications that stand. One is undone when its version is rolled back afterwards, or cannot be loaded: then the one

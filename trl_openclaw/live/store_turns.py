@@ -165,6 +165,8 @@ class Turns(Database):
     def add_feedback(self, user: str, turn_id: str, thumb: int, correction: str | None, key: str) -> bool:
         """Take what a person says of a reply. It outranks the judge: the thumb is the score, the correction the hint.
 
+        The latest alone counts: a correction is withdrawn by saying something else without one.
+
         Args:
             user: Who says so.
             turn_id: The reply.
@@ -223,8 +225,9 @@ class Turns(Database):
         with self._read() as connection:
             rows = connection.execute(
                 "SELECT n.turn FROM next_states n JOIN turn_states s ON s.number = n.turn "
-                "WHERE NOT EXISTS (SELECT 1 FROM verdicts v WHERE v.turn = n.turn "
-                "AND (v.source IN ('judge', 'edit') OR v.hints <> '[]')) "
+                "WHERE NOT EXISTS (SELECT 1 FROM verdicts v WHERE v.turn = n.turn AND v.source IN ('judge', 'edit')) "
+                "AND coalesce((SELECT v.hints FROM verdicts v WHERE v.turn = n.turn AND v.source = 'feedback' "
+                "ORDER BY v.number DESC LIMIT 1), '[]') = '[]' "
                 "AND s.state IN ('answered', 'ready', 'held_out') ORDER BY n.number LIMIT ?",
                 (limit,),
             ).fetchall()
