@@ -14,7 +14,7 @@ from live_traffic import assistant, chat, ready_turn, record, turn_ids, user
 from trl_openclaw import Verdict, Vote
 from trl_openclaw.errors import StoreBusyError, StoreError, UnknownTurnError
 from trl_openclaw.live import exports
-from trl_openclaw.live.database import pack
+from trl_openclaw.live.database import hashed, pack
 from trl_openclaw.live.records import TokenScores
 from trl_openclaw.live.store import Store
 
@@ -102,7 +102,7 @@ def test_deleting_a_user_leaves_nothing_of_them(store):
     assert store.open_batches("ann")[0].turns == ()
     store.end_batch(store.open_batches("ann")[0].batch_id, "trained")
     rows = store._connection.execute("SELECT user, what, id, turns FROM deletions").fetchall()
-    assert [tuple(row) for row in rows] == [("ann", "user", "ann", 2)]
+    assert [tuple(row) for row in rows] == [("ann", "user", hashed("ann"), 2)]
 
 
 @pytest.mark.parametrize("seed", [18, 46])

@@ -4,6 +4,7 @@ import pytest
 from live_traffic import assistant, chat, next_text, user
 
 from trl_openclaw import Verdict
+from trl_openclaw.errors import UnknownTurnError
 from trl_openclaw.live.store import Store
 
 SECRET = [user("asked-zyx")]
@@ -93,4 +94,20 @@ def test_what_a_request_told_that_never_got_its_reply_goes_with_the_one_that_did
     assert next_text(store.show(None, first)) == ["complaint-zyx"]
     store.delete("default", turn_id=retry)
     assert store.show(None, first).next_state is None
+    assert not leaks(store)
+
+
+def test_what_was_deleted_is_known_again_without_its_name(store):
+    chat(store, [user("Hi")], "Hello.", session_id="about-zyx")
+    with store._write() as connection:  # as they were written down before
+        for what, name in (("session", "old-zyx"), ("turn", "chatcmpl-1")):
+            connection.execute("INSERT INTO deletions VALUES (NULL, 'default', ?, ?, 1, 0.0)", (what, name))
+        connection.execute("PRAGMA user_version = 3")
+    store = Store(store.path)
+    assert store.delete("default", session_id="about-zyx").turns == 1
+    assert not leaks(store)
+    for named in ({"session_id": "about-zyx"}, {"session_id": "old-zyx"}, {"turn_id": "chatcmpl-1"}):
+        assert store.delete("default", **named).turns == 0
+    with pytest.raises(UnknownTurnError):
+        store.delete("default", session_id="chatcmpl-1")
     assert not leaks(store)

@@ -1,5 +1,6 @@
 """The SQLite file under the store: connections, transactions, values that are not SQL's, and errors one can act on."""
 
+import hashlib
 import json
 import os
 import sqlite3
@@ -115,6 +116,7 @@ class Database:
         if version > SCHEMA_VERSION:
             raise StoreError(f"{self.path} was made by a newer version of trl-openclaw: update this one.")
         if version < SCHEMA_VERSION:
+            self._connection.create_function("hashed", 1, hashed, deterministic=True)
             schema = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
             try:
                 self._connection.executescript(
@@ -183,6 +185,11 @@ class Database:
             busy, _, _ = cursor.fetchone()
         if busy:
             raise StoreBusyError(f"{self.path} is being read, so its log cannot be emptied now.")
+
+
+def hashed(text: str) -> str:
+    """What is kept of an id that may be text of a person's."""
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def to_json(value: Any) -> str:

@@ -148,10 +148,11 @@ CREATE TABLE IF NOT EXISTS deletions (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     user TEXT NOT NULL,
     what TEXT NOT NULL,  -- 'user', 'session' or 'turn'
-    id TEXT NOT NULL,
+    id TEXT NOT NULL,  -- hashed: clients may call a session what they like
     turns INTEGER NOT NULL,
     created REAL NOT NULL
 );
+UPDATE deletions SET id = hashed(id) WHERE id NOT LIKE 'sha256:%';
 CREATE INDEX IF NOT EXISTS deletions_by_user ON deletions (user, number);
 
 -- One row: what tells this store from every other one.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..errors import StoreError, UnknownTurnError
 from ..types import valid_text
 from . import exports
-from .database import Database, to_json
+from .database import Database, hashed, to_json
 from .records import Deletion, StoredTurn, TurnState
 from .store_deletions import delete_turns, what_goes
 from .store_turns import find_turn, load_turns
@@ -223,7 +223,7 @@ class People(Database):
                 sessions = delete_turns(connection, numbers, told)
                 connection.execute(
                     "INSERT INTO deletions (user, what, id, turns, created) VALUES (?, ?, ?, ?, ?)",
-                    (owner, what, named, len(gone), self.clock()),
+                    (owner, what, hashed(named), len(gone), self.clock()),
                 )
             try:
                 self._scrub()
@@ -257,7 +257,7 @@ def _select(
 def _deleted_from(connection: sqlite3.Connection, user: str | None, what: str, named: str) -> str | None:
     """Whose it was, if it was deleted before."""
     row = connection.execute(
-        "SELECT user FROM deletions WHERE user = coalesce(?, user) AND what = ? AND id = ?", (user, what, named)
+        "SELECT user FROM deletions WHERE user = coalesce(?, user) AND what = ? AND id = ?", (user, what, hashed(named))
     ).fetchone()
     return None if row is None else row["user"]
 
