@@ -217,15 +217,16 @@ def test_a_whole_history_counts_where_its_end_is_nothing_special(store):
 
 def test_a_compacted_history_is_matched_by_its_last_exchange(store):
     one, _ = chat(store, [user("Hi")], "Hello.")
-    two, _ = chat(store, [user("Hi"), assistant("Hello."), user("Why so?")], "Because of this.")
+    why, because = user("Why do herbs wilt so soon?"), assistant("Because they lose water.")
+    two, _ = chat(store, [user("Hi"), assistant("Hello."), why], because)
     summary = user("Summary: we greeted each other.")
-    three, found = chat(store, [summary, user("Why so?"), assistant("Because of this."), user("Hm.")], "Well.")
+    three, found = chat(store, [summary, why, because, user("Hm.")], "Well.")
     assert (found.parent, found.session_id, found.answered, found.unmatched) == (two, one, two, False)
-    retry, found = chat(store, [summary, user("Why so?"), assistant("Because of this."), user("Hm.")], "Right.")
+    retry, found = chat(store, [summary, why, because, user("Hm.")], "Right.")
     assert (found.parent, found.answered, found.alternate) == (two, None, False)
     _, found = chat(
         store,
-        [summary, user("Why so?"), assistant("Because of this."), user("Hm."), assistant("Well."), user("So?")],
+        [summary, why, because, user("Hm."), assistant("Well."), user("So?")],
         ".",
     )
     assert found.parent == three  # by its whole history again
@@ -242,6 +243,35 @@ def test_a_cut_history_that_fits_several_turns_fits_none(store):
     _, found = chat(store, cut, "Ok.", session_id="b")
     assert store.show(None, found.parent).session_id == "b"
     assert followed(store, found.parent) == ["Next."]
+
+
+THANKS = [user("Thanks!"), assistant("You're welcome!")]
+
+
+def test_a_cut_history_is_not_recognised_by_a_few_words_that_anyone_may_say(store):
+    other = [user("How are herbs kept fresh?"), assistant("In water.")]
+    chat(store, other[:1], "In water.")
+    last, _ = chat(store, [*other, THANKS[0]], "You're welcome!")
+    _, found = chat(store, [user("Summary of something else."), *THANKS, user("That was wrong.")], "Oh.")
+    assert (found.parent, found.unmatched, found.ambiguous) == (None, True, False)
+    assert followed(store, last) is None
+    _, found = chat(store, [user("Summary."), *other, *THANKS, user("And basil?")], "Also.")
+    assert (found.parent, found.answered) == (last, last)
+
+
+def test_a_named_session_says_nothing_of_the_turns_of_others(store):
+    one, _ = chat(store, [user("Why do herbs wilt so soon?")], "Because they lose water, I think.", session_id="a")
+    exchange = [user("Why do herbs wilt so soon?"), assistant("Because they lose water, I think.")]
+    _, found = chat(store, [user("Summary."), *exchange, user("I am b.")], "Ok.", session_id="b")
+    assert (found.parent, found.session_id, found.unmatched) == (None, "b", True)
+    _, found = chat(
+        store, [*exchange, user("I am c.")], "Ok.", session_id="c"
+    )  # a fork, or its first turn was not recorded
+    assert (found.parent, found.session_id, found.answered) == (one, "c", None)
+    assert followed(store, one) is None
+    _, found = chat(store, [user("Summary."), *exchange, user("I am a.")], "Ok.", session_id="a")
+    assert (found.parent, found.answered) == (one, one)
+    assert followed(store, one) == ["I am a."]
 
 
 def test_replies_of_others_in_a_history(store):
@@ -365,14 +395,16 @@ def test_every_next_state_is_that_of_its_own_turn(shared_store, seed, acts):
 
     def news(parent):
         """What follows a turn: the results of its tools, or what the user says."""
-        results = [tool(f"result {next(words)}") for _ in range(parent.calls() if parent else 0)]
-        return results or [user(f"says {next(words)} and more")]
+        results = [tool(f"result {next(words)} of looking it up") for _ in range(parent.calls() if parent else 0)]
+        return results or [user(f"says {next(words)} and then some more")]
 
     def reply():
         n = next(words)
         made = [call("look", json.dumps({"b": n, "a": [i, "ü"]}), f"c{i}") for i in range(draw.choice([0, 0, 1, 3]))]
         more = {"tool_calls": made} if made else {}
-        return assistant(None if made and n % 2 else f"answer {n}", reasoning_content=f"thought {n}", **more)
+        return assistant(
+            None if made and n % 2 else f"answer {n} in some more words", reasoning_content=f"thought {n}", **more
+        )
 
     def ask(history, parent, expected):
         answer = reply()

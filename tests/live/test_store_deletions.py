@@ -89,9 +89,9 @@ def test_what_a_request_told_that_never_got_its_reply_goes_with_the_one_that_did
     history = [user("Hi"), assistant("Hello.")]
     store.add_next_state(first, [user("complaint-zyx")], told_by="chatcmpl-failed")
     branch, _ = chat(store, [*history, user("Something else.")], "Yes.")
-    retry, _ = chat(store, [*history, user("complaint-zyx")], "sorry-zyx")
     store.delete("default", turn_id=branch)
     assert next_text(store.show(None, first)) == ["complaint-zyx"]
+    retry, _ = chat(store, [*history, user("complaint-zyx")], "sorry-zyx")
     store.delete("default", turn_id=retry)
     assert store.show(None, first).next_state is None
     assert not leaks(store)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..types import Message, Messages
-from .canonical import NO_HISTORY, extended, is_system, tail_hash
+from .canonical import NO_HISTORY, canonical, extended, is_system, tail_hash
 from .records import HistoryHit
 from .side_traffic import automatic
+
+_TELLING_BYTES = 60  # of a message and a reply with their roles; "Thanks!" and "You're welcome!" have 39
 
 
 class TurnFinder(Protocol):
@@ -73,14 +75,16 @@ def match(
 
     What stands before that reply was matched when its own request came. Where the known part does not reach to the last
     reply, because the client has cut or edited what came before, that one is looked for by itself and the message
-    before it, and taken if only one turn fits. Of several turns with the same history (a conversation that was begun
+    before it, and taken if only one turn fits: of the session that the request names, or else one that shares more with
+    it than a few words. Of several turns with the same history (a conversation that was begun
     twice) the one is meant that was followed by the same messages, else the newest that nothing has followed yet.
 
     Args:
         store: Where to look.
         user: Whose turns.
         messages: The request's messages.
-        session_id: The session that the request names, if it does. Its turns are preferred.
+        session_id: The session that the request names, if it does. Its turns are preferred, and others may be gone on
+            from, but nothing followed them.
         side: Whether the request is side traffic, which says nothing about earlier replies.
     """
     chain = NO_HISTORY
@@ -99,7 +103,7 @@ def match(
     if not found or place < last:
         tails = _by_tail(store, user, messages[: last + 1], session_id, following(messages, last))
         ambiguous = len(tails) > 1
-        if len(tails) == 1:
+        if len(tails) == 1 and (session_id is not None or _telling(store, user, messages[: last + 1], tails[0])):
             found, place = tails, last
     if not found:
         return Match(session_id=session_id, unmatched=True, ambiguous=ambiguous, history=chain)
@@ -107,7 +111,8 @@ def match(
     said = following(messages, place)
     hit = _meant(found, said, session_id)
     says = bool(said) and not side and hit.kind != "side"
-    news = says and not hit.has_next_state
+    # Another session may begin with what was said in this one. What follows there is its own.
+    news = says and not hit.has_next_state and session_id in (None, hit.session_id)
     return Match(
         parent=hit.turn_id,
         session_id=session_id or hit.session_id,
@@ -165,7 +170,20 @@ def _by_tail(
 ) -> list[HistoryHit]:
     """The turns that may be the last reply of a history that was cut or edited further up."""
     found = store.find_by_tail(user, tail_hash(messages[:-1], messages[-1]))
-    found = [hit for hit in found if hit.session_id == session_id] or found
+    if session_id is not None:
+        found = [hit for hit in found if hit.session_id == session_id]
     digest = extended(NO_HISTORY, said)
     repeated = [hit for hit in found if hit.next_state_hash == digest]
     return repeated[:1] or found
+
+
+def _telling(store: TurnFinder, user: str, messages: Messages, hit: HistoryHit) -> bool:
+    """Whether the last exchange of a history is more than anyone may say, or the one before is of the hit's session."""
+    asked = next((message for message in reversed(messages[:-1]) if not is_system(message)), None)
+    if sum(len(canonical(message)) for message in (asked, messages[-1]) if message is not None) >= _TELLING_BYTES:
+        return True
+    before = next((p for p in range(len(messages) - 2, -1, -1) if messages[p].get("role") == "assistant"), None)
+    if before is None:
+        return False
+    tail = tail_hash(messages[:before], messages[before])
+    return hit.session_id in {other.session_id for other in store.find_by_tail(user, tail)}
