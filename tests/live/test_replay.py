@@ -68,6 +68,21 @@ def test_an_export_comes_back_as_it_was(store, other):
     assert other._connection.execute("SELECT count(*) FROM verdicts").fetchone()[0] == verdicts
 
 
+def test_an_export_has_no_number_that_an_import_refuses(store, other):
+    endless = float("inf")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": endless, "default": [1.5]}}}]
+    turn = record(store, messages=[user("Hi") | {"weight": -endless}], sampling={"top_p": float("nan")}, tools=tools)
+    old = record(store)
+    with store._write() as connection:  # as it was written before
+        connection.execute("UPDATE turns SET sampling = '{\"seed\":Infinity}' WHERE turn_id = ?", (old.turn_id,))
+    path, _ = store.export()
+    assert replay(other, path.read_text().splitlines()).failures == []
+    for found in (store.show(None, turn.turn_id), other.show(None, turn.turn_id)):
+        assert (found.messages, found.sampling) == ([user("Hi") | {"weight": None}], {"top_p": None})
+        assert found.tools[0]["function"]["parameters"] == {"maximum": None, "default": [1.5]}
+    assert other.show(None, old.turn_id).sampling == {"seed": None}
+
+
 def test_what_came_in_is_deleted_as_if_it_had_been_live(store, other):
     one, _ = chat(store, [user("a")], "b")
     two, _ = chat(store, [user("a"), assistant("b"), user("complaint")], "d")

@@ -64,6 +64,7 @@ def test_recording_twice_changes_nothing(store):
         ({"prompt_ids": (2**31,)}, "token id"),
         ({"logprobs": (float("nan"), 0.0)}, "finite"),
         ({"logprobs": (float("-inf"), 0.0)}, "finite"),
+        ({"logprobs": (-1e39, 0.0)}, "finite"),
         ({"kind": "other"}, "kind"),
     ],
 )

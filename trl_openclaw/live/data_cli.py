@@ -275,7 +275,7 @@ def _print(line: str) -> None:
 
 
 def _print_json(value: Any) -> int:
-    print(json.dumps(value, indent=2))
+    print(json.dumps(value, indent=2, allow_nan=False))
     return 0
 
 

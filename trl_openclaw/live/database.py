@@ -193,8 +193,12 @@ def hashed(text: str) -> str:
 
 
 def to_json(value: Any) -> str:
-    """JSON that comes back as it was, also half an emoji, which no encoding takes."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """JSON that comes back as it was, also half an emoji, which no encoding takes; but Infinity and NaN, which JSON has
+    not, are null."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return to_json(from_json(json.dumps(value)))
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -204,7 +208,7 @@ def to_json(value: Any) -> str:
 
 def from_json(text: str | None) -> Any:
     """What `to_json` wrote; `None` for nothing."""
-    return None if text is None else json.loads(text)
+    return None if text is None else json.loads(text, parse_constant=lambda name: None)
 
 
 def pack(code: str, values: Sequence[float]) -> bytes:

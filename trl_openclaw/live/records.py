@@ -14,6 +14,7 @@ DEFAULT_USER = "default"
 """The owner of every turn where no keys are configured."""
 
 LOGPROBS_TEMPERATURE = "logprobs_temperature"
+_LARGEST = 3.4028234e38  # of 32-bit floats, in which log-probs are kept
 
 TurnKind = Literal["main", "side"]
 
@@ -37,8 +38,8 @@ TURN_STATES: tuple[TurnState, ...] = get_args(TurnState)
 
 VerdictSource = Literal["judge", "feedback", "edit"]
 """Who said so. People outrank judges: of the scores the latest from `feedback` counts, else the latest from `judge`;
-of the hints the latest from `edit` (even an empty one), else the correction of the latest `feedback` if it has one, else
-the latest from `judge`."""
+of the hints the latest from `edit` (even an empty one), else the correction of the latest `feedback`, if it has one,
+else the latest from `judge`."""
 
 BatchOutcome = Literal["trained", "rejected", "released"]
 
@@ -102,8 +103,8 @@ class NewTurn:
             )
         if any(min(ids) < 0 or max(ids) >= 2**31 for ids in (self.prompt_ids, self.completion_ids) if ids):
             raise ValueError("A token id is an integer from 0 to 2**31 - 1.")
-        if not all(map(math.isfinite, self.logprobs)):
-            raise ValueError("A log-prob is a finite number.")
+        if not all(math.isfinite(logprob) and abs(logprob) <= _LARGEST for logprob in self.logprobs):
+            raise ValueError("A log-prob is a finite number of 32 bits.")
         temperature = self.logprobs_temperature
         if type(temperature) not in (int, float) or not 0 < temperature < math.inf:
             raise ValueError(f"`{LOGPROBS_TEMPERATURE}` is a number above 0, got {temperature!r}.")

@@ -257,8 +257,8 @@ class Turns(Database):
         with self._write() as connection:
             row = connection.execute(
                 "SELECT t.number FROM turns t LEFT JOIN next_states n ON n.turn = t.number "
-                "WHERE t.turn_id = ? AND (? IS NULL OR n.messages = ?)",
-                (turn_id, *2 * (None if on is None else to_json(list(on)),)),
+                "WHERE t.turn_id = ? AND (? IS NULL OR n.hash = ?)",
+                (turn_id, *2 * (None if on is None else extended(NO_HISTORY, on),)),
             ).fetchone()
             if row is not None:
                 self._add_verdict(
