@@ -282,6 +282,83 @@ def test_scores_are_those_of_the_later_batch_also_when_the_clock_went_back(tmp_p
     assert store.scored_batches(batch.turns) == {turn.turn_id: batch.batch_id}
 
 
+def backlog(path, turns):
+    """A store with so many turns that are ready, all alike, of the last of two versions."""
+    store = Store(path / f"{turns}.db")
+    publish(store, f"v{turns:06d}", f"v{turns + 1:06d}")
+    ready_turn(store, model_version=f"v{turns + 1:06d}")
+    with store._write() as connection:
+        for table, own in (
+            ("turns", {"number": "i", "turn_id": "'turn ' || i"}),
+            ("verdicts", {"number": "i", "turn": "i"}),
+        ):
+            names = [row["name"] for row in connection.execute(f"PRAGMA table_info({table})")]
+            connection.execute(
+                f"WITH RECURSIVE more (i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM more WHERE i < ?) "
+                f"INSERT INTO {table} SELECT {', '.join(own.get(name, name) for name in names)} FROM {table}, more",
+                (turns,),
+            )
+    return store
+
+
+def steps(store, act, only_writing=False):
+    """How many hundreds of SQLite's steps something takes; of those, if wanted, only where others have to wait."""
+    taken, writing = 0, False
+
+    def count():
+        nonlocal taken
+        taken += writing or not only_writing
+
+    def trace(statement):
+        nonlocal writing
+        writing = statement == "BEGIN IMMEDIATE" or (writing and statement != "COMMIT")
+
+    store._connection.set_progress_handler(count, 100)
+    store._connection.set_trace_callback(trace)
+    act()
+    store._connection.set_progress_handler(None, 0)
+    store._connection.set_trace_callback(None)
+    return taken
+
+
+def test_a_backlog_does_not_make_claiming_slower_nor_others_wait_longer(tmp_path):
+    few, many = backlog(tmp_path, 1000), backlog(tmp_path, 8000)
+    assert [store.ready_count("default", 1) for store in (few, many)] == [1000, 8000]
+    cost = [steps(store, lambda store=store: store.claim("default", 8, 2)) for store in (few, many)]
+    wait = [steps(store, lambda store=store: store.claim("default", 8, 0), only_writing=True) for store in (few, many)]
+    assert cost[1] <= 1.5 * cost[0]
+    assert 0 < wait[1] <= 1.5 * wait[0]  # here turns that are too old have to be looked for
+
+
+def test_ready_turns_are_counted_again_only_when_something_was_written(tmp_path):
+    store = backlog(tmp_path, 1000)
+    other = Store(store.path)
+    first = steps(store, lambda: store.ready_count("default", 0))
+    assert 20 * steps(store, lambda: store.ready_count("default", 0)) <= first
+    for writer in (store, other, other, store):
+        before = store.ready_count("default", 0)
+        ready_turn(writer, model_version="v001001")
+        assert store.ready_count("default", 0) == before + 1
+    assert store.ready_count("nobody", 0) == 0
+    store.close()
+    other.claim("default", 4, 0)
+    assert store.ready_count("default", 0) == 1000
+    publish(other, "v001002")
+    assert [store.ready_count("default", lag) for lag in (0, 1)] == [0, 1000]
+
+
+def test_what_is_ready_is_what_is_in_this_state_and_not_too_old(store):
+    publish(store, *(f"v{i:06d}" for i in range(1, 6)))
+    store.roll_back("default")
+    for version in ("base", *(f"v{i:06d}" for i in range(1, 7)), "imported"):
+        ready_turn(store, model_version=version)
+        record(store, model_version=version)
+    for max_lag in range(8):
+        fits = [turn.turn_id for turn in store.all_turns() if turn.state == "ready" and turn.lag <= max_lag]
+        assert store.ready_count("default", max_lag) == len(fits) > 0
+    assert len({turn.lag for turn in store.all_turns()}) > 3
+
+
 CLAIMER = """
 import json, random, sys, time
 from pathlib import Path

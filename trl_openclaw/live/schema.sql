@@ -207,32 +207,45 @@ WHERE event = 'published' AND number NOT IN (
     WHERE u.event IN ('rolled_back', 'load_failed')
 );
 
+-- Each subquery stands here once, since SQLite runs it as often as it is written down.
 DROP VIEW IF EXISTS turn_states;
 CREATE VIEW turn_states AS
 SELECT
     t.number,
     t.user,
-    CASE
-        WHEN t.kind = 'side' THEN 'side'
-        WHEN EXISTS (SELECT 1 FROM current_uses c WHERE c.turn = t.number) THEN (
-            SELECT CASE c.outcome WHEN 'open' THEN 'claimed' ELSE c.outcome END
-            FROM current_uses c WHERE c.turn = t.number
-        )
-        WHEN (SELECT o.opted_out FROM opt_outs o WHERE o.user = t.user ORDER BY o.number DESC LIMIT 1) THEN 'opted_out'
-        WHEN length(t.prompt_ids) = 0 OR length(t.completion_ids) = 0
-            OR length(t.logprobs) <> length(t.completion_ids)
-            OR t.finish_reason = 'disconnect'
-            OR EXISTS (SELECT 1 FROM set_aside a WHERE a.turn = t.number) THEN 'unusable'
-        WHEN t.held_out THEN 'held_out'
-        WHEN EXISTS (SELECT 1 FROM expiries x WHERE x.turn = t.number) THEN 'expired'
-        WHEN EXISTS (SELECT 1 FROM verdicts v WHERE v.turn = t.number) THEN (
-            SELECT CASE WHEN v.score IS NOT NULL OR v.hints <> '[]' THEN 'ready' ELSE 'judged' END
-            FROM current_verdicts v WHERE v.turn = t.number
-        )
-        WHEN EXISTS (SELECT 1 FROM next_states n WHERE n.turn = t.number) THEN 'answered'
-        ELSE 'open'
-    END AS state,
-    -- how many versions were published since the one that sampled it was last, for good
+    CASE WHEN t.kind = 'side' THEN 'side' ELSE coalesce(
+        (SELECT CASE c.outcome WHEN 'open' THEN 'claimed' ELSE c.outcome END FROM current_uses c WHERE c.turn = t.number),
+        CASE
+            WHEN (SELECT o.opted_out FROM opt_outs o WHERE o.user = t.user ORDER BY o.number DESC LIMIT 1) THEN 'opted_out'
+            WHEN length(t.prompt_ids) = 0 OR length(t.completion_ids) = 0
+                OR length(t.logprobs) <> length(t.completion_ids)
+                OR t.finish_reason = 'disconnect'
+                OR EXISTS (SELECT 1 FROM set_aside a WHERE a.turn = t.number) THEN 'unusable'
+            WHEN t.held_out THEN 'held_out'
+            WHEN EXISTS (SELECT 1 FROM expiries x WHERE x.turn = t.number) THEN 'expired'
+            -- Most have a score, for which there is no need to look through the hints.
+            WHEN (
+                SELECT v.score FROM verdicts v WHERE v.number = coalesce(
+                    (SELECT max(number) FROM verdicts WHERE turn = t.number AND source = 'feedback'),
+                    (SELECT max(number) FROM verdicts WHERE turn = t.number AND source = 'judge')
+                )
+            ) IS NOT NULL THEN 'ready'
+            WHEN EXISTS (SELECT 1 FROM verdicts v WHERE v.turn = t.number) THEN (
+                SELECT CASE WHEN v.hints <> '[]' THEN 'ready' ELSE 'judged' END
+                FROM current_verdicts v WHERE v.turn = t.number
+            )
+            WHEN EXISTS (SELECT 1 FROM next_states n WHERE n.turn = t.number) THEN 'answered'
+            ELSE 'open'
+        END
+    ) END AS state,
+    -- the event by which the version that sampled it was last published; 0 for the base model
+    coalesce(
+        (
+            SELECT max(q.number) FROM version_events q
+            WHERE q.user = t.user AND q.event = 'published' AND q.version = t.model_version
+        ), 0
+    ) AS published,
+    -- how many versions were published since, for good
     (
         SELECT count(*) FROM publications p
         WHERE p.user = t.user AND p.number > coalesce(

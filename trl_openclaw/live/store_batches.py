@@ -12,8 +12,11 @@ from .store_turns import find_turn, load_turns
 
 _SETTLED = "('side', 'trained', 'rejected', 'expired', 'unusable', 'held_out')"  # states that no turn leaves
 _CAN_EXPIRE = "('open', 'answered', 'judged', 'ready')"
-_READY = "FROM turn_states WHERE user = ? AND number > ? AND state = 'ready' AND lag <= ?"
-_STALE = f"FROM turn_states WHERE user = ? AND number > ? AND state IN {_CAN_EXPIRE} AND lag > ?"
+# A turn's lag is more than `max_lag` if its version was last published before the publication so many from the end.
+_EDGE = "SELECT number FROM publications WHERE user = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
+_READY = "FROM turn_states WHERE user = ? AND number > ? AND published >= ? AND state = 'ready'"
+_STALE = f"FROM turn_states WHERE user = ? AND number > ? AND published < ? AND state IN {_CAN_EXPIRE}"
+_THIS = "AND number = ?"
 
 
 class Batches(Database):
@@ -28,13 +31,22 @@ class Batches(Database):
         self._settled: dict[str, int] = {}
 
     def ready_count(self, user: str, max_lag: int) -> int:
-        """How many of this user's turns could be claimed."""
-        with self._read() as connection:
-            where = (user, self._settled_to(connection, user), max_lag)
-            return connection.execute(f"SELECT count(*) {_READY}", where).fetchone()[0]
+        """How many of this user's turns could be claimed. Cheap while nothing is written to the store."""
+        connection, version = self._connection, self.data_version()
+        now = (connection, version, connection.total_changes)
+        if getattr(self._local, "counted_at", None) != now:
+            self._local.counted_at, self._local.counts = now, {}
+        counts: dict[tuple[str, int], int] = self._local.counts
+        if (user, max_lag) not in counts:
+            with self._read() as connection:
+                where = self._where(connection, user, max_lag)
+                counts[user, max_lag] = connection.execute(f"SELECT count(*) {_READY}", where).fetchone()[0]
+        return counts[user, max_lag]
 
     def claim(self, user: str, count: int, max_lag: int) -> Batch | None:
         """Take turns for one optimizer step. Turns that are too old by now expire, for good.
+
+        Which they are is found before others have to wait, and looked at again one by one while they do.
 
         Args:
             user: Whose turns.
@@ -44,22 +56,42 @@ class Batches(Database):
         Returns:
             The batch, its turns oldest first, or `None` when fewer are ready.
         """
-        oldest = f"SELECT number {_READY} ORDER BY number LIMIT ?"
-        with self._read() as connection:  # most of the time there is nothing to do, and nobody else has to wait
-            where = (user, self._settled_to(connection, user), max_lag)
-            stale = connection.execute(f"SELECT 1 {_STALE} LIMIT 1", where).fetchone()
-            if stale is None and len(connection.execute(oldest, (*where, count)).fetchall()) < count:
+        while True:
+            with self._read() as connection:
+                where = self._where(connection, user, max_lag)
+                stale = connection.execute(f"SELECT number {_STALE}", where).fetchall() if where[-1] else []
+                ready = connection.execute(
+                    f"SELECT number {_READY} ORDER BY number LIMIT ?", (*where, count)
+                ).fetchall()
+            if not stale and len(ready) < count:  # most of the time there is nothing to do
                 return None
-        now = self.clock()
-        with self._write() as connection:
-            connection.execute(f"INSERT INTO expiries (turn, created) SELECT number, ? {_STALE}", (now, *where))
-            rows = connection.execute(oldest, (*where, count)).fetchall()
-            if len(rows) < count:
-                return None
-            batch_id = uuid.uuid4().hex
-            connection.execute("INSERT INTO batches (batch_id, user, created) VALUES (?, ?, ?)", (batch_id, user, now))
-            connection.executemany("INSERT INTO uses VALUES (?, ?)", [(row["number"], batch_id) for row in rows])
-            return _batch(connection, batch_id)
+            now = self.clock()
+            with self._write() as connection:
+                where = self._where(connection, user, max_lag)
+                connection.executemany(
+                    f"INSERT INTO expiries (turn, created) SELECT number, ? {_STALE} {_THIS}",
+                    [(now, *where, row["number"]) for row in stale],
+                )
+                if len(ready) < count:
+                    return None
+                still = [
+                    connection.execute(f"SELECT number {_READY} {_THIS}", (*where, row["number"])) for row in ready
+                ]
+                if all(rows.fetchone() for rows in still):
+                    return self._add_batch(connection, user, [row["number"] for row in ready])
+            # Somebody else was faster.
+
+    def _add_batch(self, connection: sqlite3.Connection, user: str, numbers: Sequence[int]) -> Batch:
+        batch_id = uuid.uuid4().hex
+        values = (batch_id, user, self.clock())
+        connection.execute("INSERT INTO batches (batch_id, user, created) VALUES (?, ?, ?)", values)
+        connection.executemany("INSERT INTO uses VALUES (?, ?)", [(number, batch_id) for number in numbers])
+        return _batch(connection, batch_id)
+
+    def _where(self, connection: sqlite3.Connection, user: str, max_lag: int) -> tuple[str, int, int]:
+        """What `_READY` and `_STALE` ask for; the last is 0 where nothing is stale."""
+        edge = connection.execute(_EDGE, (user, max_lag)).fetchone()
+        return user, self._settled_to(connection, user), edge["number"] if edge else 0
 
     def _settled_to(self, connection: sqlite3.Connection, user: str) -> int:
         """The number up to which all of a user's turns are settled: trained ones need no second look."""

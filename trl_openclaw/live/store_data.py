@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -124,11 +125,9 @@ class People(Database):
     def counts(self, user: str | None = None) -> dict[str, int]:
         """How many turns are in each state. States without turns are missing."""
         with self._read() as connection:
-            rows = connection.execute(
-                "SELECT state, count(*) AS turns FROM turn_states WHERE user = coalesce(?, user) GROUP BY state",
-                (user,),
-            )
-            return {row["state"]: row["turns"] for row in rows}
+            of_user, whose = ("", ()) if user is None else ("WHERE user = ?", (user,))
+            rows = connection.execute(f"SELECT state FROM turn_states {of_user}", whose)
+            return dict(Counter(row["state"] for row in rows))  # SQLite would find each state twice to group by it
 
     def edit_hint(self, user: str | None, turn_id: str, hints: Sequence[str]) -> None:
         """Put hints in place of a turn's, or none. They count from now on, whatever a judge says later.
@@ -186,9 +185,10 @@ class People(Database):
         With a turn go all turns whose history holds its reply, also one that was cut or edited since; retries and
         regenerations of it, unless something goes on from them or their client named another session; the next
         states of earlier turns that no request tells any more, with what a judge made of them; and side traffic that
-        quotes any of it. Exports that hold any of it are removed. The file is written anew without it and its log is
-        emptied. A reply that this user waits for meanwhile is not recorded, since its request may hold some of it. What
-        was learned from a turn stays in the adapters.
+        quotes any of it. Exports that hold any of it are removed. The file is written anew without it, which takes
+        nearly all of the time, the longer the larger the file is, and its log is emptied. A reply that this user waits
+        for meanwhile is not recorded, since its request may hold some of it. What was learned from a turn stays in the
+        adapters.
 
         Args:
             user: Whose. All of a user's turns, unless a session or a turn is named.
