@@ -142,7 +142,7 @@ def test_versions_change_under_load(swapping_server, tmp_path, smollm2, adapter,
         with openai.OpenAI(base_url=swapping_server.base_url, api_key="none") as vllm:
             base, last = sorted((card.id for card in vllm.models.list()), reverse=True)
             assert base == "smollm2"
-            assert last.startswith(f"default-v{SWAPS:06d}-")
+            assert last.startswith(f"default-v{SWAPS:06d}@")
     print(f"{len(told)} replies during {SWAPS} swaps in {seconds:.0f} s")
     assert all(len(versions) == 1 for versions in told)
     assert len(turns) == len(told)
