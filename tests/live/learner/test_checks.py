@@ -201,7 +201,10 @@ def replayed(*gains: tuple[float, float], lost: float = 0.0) -> CheckResult:
         def _fits(self, turn):
             return True
 
-    turns = [SimpleNamespace(turn_id=str(place), prompt_ids=(1,), completion_ids=(2,)) for place in range(len(gains))]
+    turns = [
+        SimpleNamespace(turn_id=str(place), prompt_ids=(1,), completion_ids=(2,), logprobs_temperature=1.0)
+        for place in range(len(gains))
+    ]
     old, new = ({turn.turn_id: [pair[place]] for turn, pair in zip(turns, gains, strict=True)} for place in (0, 1))
     versions = SimpleNamespace(of_new=lambda items: new, of_published=lambda items: old)
     return OfGains().replays(versions, Evidence([], [(turn, TokenScores([0.0], [], [1.0])) for turn in turns], lost))
