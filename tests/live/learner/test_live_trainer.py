@@ -391,7 +391,7 @@ def test_full_weights_another_start_and_a_named_checkpoint_are_refused(tmp_path)
     [
         (
             {"temperature": 0.7},
-            "`temperature` must be 1.0 in live training: each turn is trained at the temperature of its own",
+            "`temperature` must be 1.0 in live training: each turn is trained at",
         ),
         ({"num_generations": 2}, "`num_generations` must be 1"),
         ({"max_steps": 5}, "use `max_updates`"),
