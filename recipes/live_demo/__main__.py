@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import openai
 
 from trl_openclaw import PERSONAS
 from trl_openclaw.errors import UnknownTurnError
+from trl_openclaw.live.learner import LiveConfig
 from trl_openclaw.live.records import DEFAULT_USER
 from trl_openclaw.live.store import STORE_FILE, Store
 
@@ -33,6 +34,7 @@ from .services import ROOT, Narrator, Service, gateway, learner
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 IN_A_ROW = 3
+_BREAK_SECONDS = 0.5
 _WIDTH = 72  # characters of a reply on the screen
 _MUST_BE_NONE = {"lost_turns": "replies are not in the store", "errors": "requests failed"}
 
@@ -100,19 +102,33 @@ async def live(
     print("Before:", flush=True)
     before = await ask_all(person, held_out, options.at_once)
     print("Now it learns:", flush=True)
+    store = Store(options.folder.resolve() / STORE_FILE)
     talked: list[Session] = []
     upcoming = itertools.cycle(questions)
-
-    async def talk() -> None:
-        while service.running:
-            session = await person.talk(next(upcoming))
-            talked.append(session)
-            show(len(talked), session)
-
-    await asyncio.gather(*(talk() for _ in range(options.at_once)))
+    await asyncio.gather(
+        *(talk(person, upcoming, service, lambda: is_enough(store), talked) for _ in range(options.at_once))
+    )
     service.check()
     print("After:", flush=True)
     return before, talked, await ask_all(person, held_out, options.at_once)
+
+
+async def talk(
+    person: Person, questions: Iterator[str], service: Service, enough: Callable[[], bool], talked: list[Session]
+) -> None:
+    """One session after another while the learner runs, with a break while there is enough to learn from."""
+    while service.running:
+        if enough():
+            await asyncio.sleep(_BREAK_SECONDS)
+            continue
+        session = await person.talk(next(questions))
+        talked.append(session)
+        show(len(talked), session)
+
+
+def is_enough(store: Store) -> bool:
+    """Whether the next update has all its turns: what is said of an older version teaches less."""
+    return store.ready_count(DEFAULT_USER, LiveConfig.max_version_lag) >= LiveConfig.turns_per_step
 
 
 async def ask_all(person: Person, questions: Sequence[str], at_once: int) -> list[Session]:

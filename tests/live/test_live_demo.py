@@ -8,10 +8,19 @@ import sys
 
 import psutil
 import pytest
+from learner_harness import open_store, record
 from live.gateway_harness import serving_stub, wait_for
 from tiny import tiny_llama, tiny_tokenizer
 
-from recipes.live_demo.__main__ import check, held_out_numbers, make_parser, read_questions, summarize
+from recipes.live_demo.__main__ import (
+    check,
+    held_out_numbers,
+    is_enough,
+    make_parser,
+    read_questions,
+    summarize,
+    talk,
+)
 from recipes.live_demo.person import Person, Session
 from recipes.live_demo.reactions import read_reaction
 from recipes.live_demo.services import ROOT, Service, ServiceError, gateway
@@ -87,6 +96,39 @@ class TestPerson:
         session = talked(gateway, NEVER)
         assert len(session.errors) == 1
         assert session.replies == []
+
+
+def test_the_person_takes_a_break_while_there_is_enough_to_learn_from():
+    asked, looks = [], iter([False, True, True, False, False])
+
+    class Someone:
+        async def talk(self, question):
+            asked.append(question)
+            return Session(question, ["A"], [True])
+
+    class Learner:
+        @property
+        def running(self):
+            return len(asked) < 3
+
+    def enough():
+        found = next(looks)
+        seen.append((found, len(asked)))
+        return found
+
+    seen, talked = [], []
+    asyncio.run(talk(Someone(), iter("abcdef"), Learner(), enough, talked))
+    assert asked == ["a", "b", "c"]
+    assert [session.question for session in talked] == asked
+    assert seen == [(False, 0), (True, 1), (True, 1), (False, 1), (False, 2)]
+
+
+def test_enough_are_the_turns_of_an_update(tmp_path):
+    store, model = open_store(tmp_path), tiny_llama()
+    record(store, range(15), model=model)
+    assert not is_enough(store)
+    record(store, range(15, 16), model=model)
+    assert is_enough(store)
 
 
 class TestSummary:
