@@ -11,6 +11,10 @@ from typing import Any, Literal
 
 from .types import Message, Messages, NextState, Turn, is_parts, message_text
 
+TEMPERATURES = "temperatures"
+"""What a rollout function may give besides: at which temperature each row is scored and trained, relative to the
+trainer's own. Its log-probs are taken at the same."""
+
 TRAJECTORY_COLUMN = "_openclaw_trajectory"
 """The column of a sampled row with its messages, where a rollout function led it and TRL knows them as one text."""
 

@@ -6,15 +6,14 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path, get_config_model_id, pad, use_adapter
 from trl.trainer.utils import maybe_gather_lm_head_ctx as gathered
 
-from .forward import completion_positions_only, takes_row_temperatures
+from .forward import completion_positions_only
 from .generation import Rollout, as_rewards_see, reward_columns
 from .models import prepare_scoring_model, use_small_tiles
-from .seams import SIGNATURES, TEMPERATURES, UNREWARDED_WARNING, SeamGRPOTrainer
+from .seams import SIGNATURES, UNREWARDED_WARNING, SeamGRPOTrainer
 from .suffixes import ChatSuffixes
 
 __all__ = [
     "SIGNATURES",
-    "TEMPERATURES",
     "UNREWARDED_WARNING",
     "ChatSuffixes",
     "ChunkedDivergenceFunction",
@@ -32,7 +31,6 @@ __all__ = [
     "pad",
     "prepare_scoring_model",
     "reward_columns",
-    "takes_row_temperatures",
     "use_adapter",
     "use_small_tiles",
 ]

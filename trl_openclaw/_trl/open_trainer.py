@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import gather_object
 from transformers import PreTrainedTokenizerBase
 
-from .forward import has_virtual_tokens, replaced
+from .forward import has_virtual_tokens, replaced, takes_row_temperatures
 from .parsing import as_logged, call_pattern
 from .tool_loop import ToolLoopTrainer
 
@@ -74,6 +74,11 @@ class OpenGRPOTrainer(ToolLoopTrainer):
     def uses_virtual_tokens(self) -> bool:
         """Whether the policy is a prompt-learning adapter, whose positions shift under padding."""
         return has_virtual_tokens(self.model)
+
+    @property
+    def takes_row_temperatures(self) -> bool:
+        """Whether each row may be scored at a temperature of its own."""
+        return takes_row_temperatures(self.model)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

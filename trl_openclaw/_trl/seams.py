@@ -19,7 +19,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from ..dropout import disable_functional_dropout
 from ..quantized import keep_unpacked
 from ..shared_prefix import PrefixSharing
-from ..trajectories import TRAJECTORY_COLUMN
+from ..trajectories import TEMPERATURES, TRAJECTORY_COLUMN
 from .batches import exchange_window, keep_prompts_together
 from .forward import ObservedForward, shared_prefill
 from .generation import Rollout, announced, with_trajectories
@@ -48,10 +48,6 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The private methods of `GRPOTrainer` that are overridden or called here, with their parameters in TRL 1.16."""
 
-
-TEMPERATURES = "temperatures"
-"""What a rollout function may give besides: at which temperature each row is scored and trained, relative to the
-trainer's own. Its log-probs are taken at the same."""
 
 UNREWARDED_WARNING = "All reward functions returned None"
 """Part of TRL's warning about a row without any reward."""

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from tiny import tiny_llama
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from trl_openclaw._trl import takes_row_temperatures
+from trl_openclaw._trl.forward import takes_row_temperatures
 from trl_openclaw.live.canonical import turn_hashes
 from trl_openclaw.types import Verdict, Vote
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from ..._trl import TEMPERATURES
-from ...trajectories import next_state_of
+from ...trajectories import TEMPERATURES, next_state_of
 from ...types import NextState, Turn, Verdict
 from ..records import StoredTurn
 from .rendering import Messages, Renders, matching_prompt

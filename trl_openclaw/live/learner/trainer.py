@@ -12,7 +12,6 @@ from accelerate.utils import broadcast
 from datasets import IterableDataset
 from transformers import PrinterCallback, ProgressCallback
 
-from ..._trl import takes_row_temperatures
 from ...teachers import LocalTeacher, max_model_length
 from ...trainer import CombineTrainer
 from ...trainer.hint_rows import HintedTurn
@@ -115,7 +114,7 @@ class LiveTrainer(CombineTrainer):
             self.model.config.get_text_config().vocab_size,
             min((n for n in (args.max_turn_tokens, max_model_length(self.model)) if n is not None), default=None),
             takes_cut=not args.mask_truncated_completions,
-            takes_temperature=takes_row_temperatures(self.model)
+            takes_temperature=self.takes_row_temperatures
             and (not self.opd_weight or isinstance(self.teacher, LocalTeacher)),
         )
         self._rows: list[LiveTurn] = []
