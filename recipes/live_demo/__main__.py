@@ -4,7 +4,8 @@
 
 The user talks to the gateway through the official OpenAI client, one question a session, and says what is wrong with
 each reply. Nobody tells the model what is wanted; the learner trains on what was said and publishes new versions, while
-the conversations go on. Before and after, 16 held-out questions are asked as side traffic, which nobody learns from.
+the conversations go on, with a break when the next update has all its turns. Before and after, 16 held-out questions
+are asked as side traffic, which nobody learns from.
 `make live-demo` runs it; `runs/live-demo/summary.json` holds what came of it, and the store beside it all the rest.
 """
 

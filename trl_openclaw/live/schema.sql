@@ -1,5 +1,6 @@
 -- Rows are added and never changed; only deletion of a person's data removes any or says who else told the same, and
--- everything that hangs on a turn goes with it. `created` is the wall clock, which may jump: order is always that of the integer keys.
+-- everything that hangs on a turn goes with it. `created` is the wall clock, which may jump: order is always that of the
+-- integer keys.
 
 CREATE TABLE IF NOT EXISTS turns (
     number INTEGER PRIMARY KEY AUTOINCREMENT,

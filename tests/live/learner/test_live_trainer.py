@@ -642,15 +642,16 @@ def test_a_version_is_not_published_over_one_that_somebody_chose_meanwhile(tmp_p
     assert list(learner.progress.batches.values()) == ["v000001"]
 
 
+@pytest.mark.parametrize("moment", ["training_step", "_save_checkpoint"])
 @pytest.mark.parametrize("how", ["turn deleted", "all deleted", "opted out"])
-def test_what_people_withdraw_during_a_step_is_in_no_version(tmp_path, how):
+def test_what_people_withdraw_during_a_step_is_in_no_version(tmp_path, how, moment):
     store = open_store(tmp_path)
     ids = record(store, range(4))
     learner = make_learner(tmp_path, max_updates=1)
     before = {name: tensor.clone() for name, tensor in learner.initial_weights.items()}
-    step, stopped = learner.training_step, []
+    step, stopped = getattr(learner, moment), []
 
-    def training_step(*args, **kwargs):
+    def withdrawing(*args, **kwargs):
         if not stopped:
             stopped.append(True)
             learner.stopping = True
@@ -662,8 +663,9 @@ def test_what_people_withdraw_during_a_step_is_in_no_version(tmp_path, how):
                 store.opt_out(USER)
         return step(*args, **kwargs)
 
-    learner.training_step = training_step
+    setattr(learner, moment, withdrawing)
     learner.train()
+    assert list(Path(learner.args.output_dir).glob("checkpoint-*")) == []
     (version,) = store.versions(USER)
     assert version.events[-1].event == "rejected"
     assert version.events[-1].detail["reason"].startswith("turns it was trained on were deleted")

@@ -55,8 +55,9 @@ class LiveConfig(CheckFields, CombineConfig):
             Tokens that a turn may have, prompt and reply; longer ones are set aside. By default as many as fit into the
             model.
         max_engine_gap (`float`, *optional*, defaults to `1.0`):
-            Mean absolute difference, in nats, between the recorded log-probs and those of the same weights here, above
-            which the learner refuses to train: the engine then has another model. `None` for no limit.
+            Mean absolute difference, in nats, between a turn's recorded log-probs and those of the same weights here,
+            above which it is set aside. Where most turns are above, the engine has another model, and the learner
+            refuses to train. `None` for no limit, on turns of earlier versions neither.
         poll_seconds (`float`, *optional*, defaults to `0.5`):
             Seconds between two looks into the store.
         token_preferences (`bool`, *optional*, defaults to `True`):
@@ -104,7 +105,7 @@ class LiveConfig(CheckFields, CombineConfig):
     )
     max_engine_gap: float | None = field(
         default=1.0,
-        metadata={"help": "Largest mean gap (nats) between recorded log-probs and those of the same weights."},
+        metadata={"help": "Largest mean gap (nats) between a turn's log-probs and those of the same weights."},
     )
     poll_seconds: float = field(default=0.5, metadata={"help": "Seconds between two looks into the store."})
     token_preferences: bool = field(

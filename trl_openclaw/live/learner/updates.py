@@ -77,6 +77,10 @@ class Updates(TrainerCallback):
         assert batch is not None, "a version comes of a batch"
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         trainer.accelerator.wait_for_everyone()  # each process has written its part
+        if on_main(trainer.accelerator, lambda: trainer.at_desk.withdrawn(batch)):  # while it was written
+            on_main(trainer.accelerator, lambda: shutil.rmtree(checkpoint))
+            self._reject(WITHDRAWN)
+            return
         progress = trainer.progress.after(batch.batch_id, version)
         on_main(trainer.accelerator, lambda: self._commit(checkpoint, progress))
         trainer.progress, trainer.batch = progress, None
