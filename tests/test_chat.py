@@ -114,9 +114,9 @@ class TestFailures:
             (500, "unreachable", 3),
             (503, "unreachable", 3),
             (400, "refused", 1),
-            (401, "refused", 1),
-            (403, "refused", 1),
-            (404, "refused", 1),
+            (401, "denied", 1),
+            (403, "denied", 1),
+            (404, "denied", 1),
             (422, "refused", 1),
         ],
     )

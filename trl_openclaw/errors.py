@@ -18,7 +18,8 @@ class ParseError(OpenClawError, ValueError):
 
 
 class ChatError(OpenClawError):
-    """A chat server did not answer. `kind` is one of `timeout`, `unreachable`, `refused`, `truncated`, `error`."""
+    """A chat server did not answer. `kind` is one of `timeout`, `unreachable`, `denied`, `refused`,
+    `truncated`, `error`."""
 
     def __init__(self, kind: str, message: str):
         super().__init__(message)

@@ -187,7 +187,12 @@ class ServerClient:
 
 
 def failure_kind(error: Exception) -> str:
-    """What an exception of the `openai` client is counted as: `timeout`, `unreachable`, `refused` or `error`."""
+    """What an exception of the `openai` client is counted as.
+
+    Returns:
+        `timeout`, `unreachable`, `denied` (a key, or the name of a model, that the server does not take), `refused`
+        (this request, which it would refuse again) or `error`.
+    """
     import openai
 
     if isinstance(error, openai.APITimeoutError):
@@ -196,6 +201,8 @@ def failure_kind(error: Exception) -> str:
         return "unreachable"
     if isinstance(error, openai.APIStatusError):
         status = error.status_code
+        if status in (401, 403, 404):
+            return "denied"
         return "timeout" if status == 408 else "unreachable" if status in (409, 429) or status >= 500 else "refused"
     return "error"
 

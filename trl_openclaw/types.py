@@ -15,14 +15,24 @@ Message = Mapping[str, Any]
 
 Messages = Sequence[Message]
 
-VoteFailure = Literal["unparseable", "truncated", "timeout", "unreachable", "refused", "unreadable", "error"]
-"""Why a vote has no score. `refused` is an answer from the server that a retry cannot mend (a bad key, say);
-`unreadable` is a next state that the judge cannot be shown (images alone, for a judge of text)."""
+VoteFailure = Literal["unparseable", "truncated", "timeout", "unreachable", "denied", "refused", "unreadable", "error"]
+"""Why a vote has no score. `denied` is a server that does not take the key, or has no such model; `refused` is an
+answer from it that a retry of the same request cannot mend (a transcript longer than its window, say); `unreadable` is
+a next state that the judge cannot be shown (images alone, for a judge of text)."""
 
 VOTE_FAILURES: tuple[VoteFailure, ...] = get_args(VoteFailure)
 
 HintFailure = Literal[
-    "unparseable", "unterminated", "too_long", "truncated", "timeout", "unreachable", "refused", "unreadable", "error"
+    "unparseable",
+    "unterminated",
+    "too_long",
+    "truncated",
+    "timeout",
+    "unreachable",
+    "denied",
+    "refused",
+    "unreadable",
+    "error",
 ]
 """Why a judge that was asked for a hint gave none that can be used. Saying that there is none is not a failure."""
 

@@ -48,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "live-demo", help="Emptied first, then filled.")
     parser.add_argument("--persona", choices=PERSONAS, default="one-sentence", help="Who talks.")
-    parser.add_argument("--updates", type=int, default=8, help="Steps of the learner.")
+    parser.add_argument("--updates", type=int, default=7, help="Steps of the learner.")
     parser.add_argument("--held-out", type=int, default=16, help="Questions asked before and after.")
     parser.add_argument("--at-once", type=int, default=2, help="Conversations at a time.")
     parser.add_argument("--max-tokens", type=int, default=32, help="Room for a reply.")

@@ -124,16 +124,17 @@ def test_chat_never_waits_for_the_judge(tmp_path, stub):
         assert judged(gateway) == []
 
 
-def test_a_judge_that_is_down_is_waited_for(tmp_path, stub):
+@pytest.mark.parametrize(("status", "failure"), [(503, "unreachable"), (401, "denied"), (404, "denied")])
+def test_a_judge_that_is_down_or_takes_no_key_is_waited_for(tmp_path, stub, status, failure):
     server = StubChatServer(lambda messages: verdict_line(messages, -1, "Be brief."))
     server.start()
     judge = LLMJudge("stub-model", server.base_url, num_votes=1, max_retries=0, timeout=2)
-    server.script = Reply(status=503)
+    server.script = Reply(status=status)
     try:
         with serving_stub(tmp_path, stub, judge=judge) as gateway:
             for place in range(4):
                 talk(gateway, f"one {place}", "two")
-            wait_for(lambda: gateway.metric("judge_failures_total", reason="unreachable") >= 5)
+            wait_for(lambda: gateway.metric("judge_failures_total", reason=failure) >= 5)
             assert judged(gateway) == []
             health = gateway.health()
             assert (health["status"], "cannot be asked" in health["problems"]["judge"]) == ("degraded", True)

@@ -34,8 +34,8 @@ its failure is the verdict."""
 
 JUDGE_SECONDS = 600.0
 
-_PASSING = {"unreachable", "timeout"}
-"""Failures of votes that say something about the judge's server and nothing about the turn."""
+_PASSING = {"unreachable", "timeout", "denied"}
+"""Failures of votes that say something about the judge's server, or the key to it, and nothing about the turn."""
 
 _REFUSALS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 

@@ -302,7 +302,8 @@ class ServerTeacher(ServerClient):
             return f"failed {tries}: {said}. Look at its log, start it again, or raise `max_retries` ({IN_A_CONFIG})."
         if kind == "refused" and "logprobs" in said:
             return f"gives fewer log-probs than `topk` asks for: {said}. Start it with a larger `--max-logprobs`."
-        return f"refused: {said}." if kind == "refused" else f"answered with something that is no JSON: {said}."
+        answered = "refused" if kind in ("refused", "denied") else "answered with something that is no JSON"
+        return f"{answered}: {said}."
 
 
 async def _all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -19,9 +19,9 @@ from trl_openclaw.live.learner.checks import (
     as_detail,
     failures,
 )
-from trl_openclaw.live.learner.greedy import repetition
+from trl_openclaw.live.learner.greedy import greedy_replies, repetition, until_end
 from trl_openclaw.live.learner.measure import Item
-from trl_openclaw.live.learner.probes import load_probes
+from trl_openclaw.live.learner.probes import load_probes, prompt_of
 from trl_openclaw.live.learner.snapshot import Snapshot, load_tensors, other_weights, trained_tensors
 from trl_openclaw.live.learner.token_notes import gains
 from trl_openclaw.live.records import TokenScores
@@ -291,6 +291,27 @@ def test_collapsed_replies_are_noticed(tmp_path, settings, bad):
     assert found.numbers["entropy_base"] > 0.5
 
 
+def test_replies_are_those_to_each_prompt_by_itself(tmp_path):
+    learner, _ = prepared(tmp_path)
+    learner.eos_token_ids = [*learner.eos_token_ids, *range(97, 105)]  # so that some end early, and at another length
+    prompts = [
+        prompt_of(learner, question) for question in ("Why?", "What is the capital of France, and why?", "Go on")
+    ]
+    alone = [greedy_replies(learner, [prompt], 12) for prompt in prompts]
+    assert len({one.length for one in alone}) > 1
+    together = greedy_replies(learner, prompts, 12)
+    for name in ("length", "entropy", "repetition"):
+        expected = sum(getattr(one, name) for one in alone) / len(alone)
+        assert getattr(together, name) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ids", "reply"), [([1, 2, 9, 0, 0], [1, 2, 9]), ([9, 9], [9]), ([1, 2, 3], [1, 2, 3]), ([], [])]
+)
+def test_a_reply_goes_to_its_first_end(ids, reply):
+    assert until_end(ids, {9, 8}) == reply
+
+
 @pytest.mark.parametrize(
     ("ids", "share"), [([1, 2, 3], 0.0), ([1, 2, 3, 4, 5], 0.0), ([1] * 6, 2 / 3), ([1, 2, 3, 4] * 2, 1 / 5)]
 )
@@ -348,10 +369,10 @@ def test_the_base_model_is_measured_before_there_are_turns(tmp_path):
     scored, replied = [], []
     score, generate = learner.scorer.score, learner.model.generate
     learner.scorer.score = lambda model, rows: scored.append(len(rows)) or score(model, rows)
-    learner.model.generate = lambda *args, **kwargs: replied.append(1) or generate(*args, **kwargs)
+    learner.model.generate = lambda **kwargs: replied.append(len(kwargs["input_ids"])) or generate(**kwargs)
     found = checks("new", before)
     assert scored == [24, 48]  # of the new version alone, since the published one is the base model
-    assert len(replied) == QUESTIONS_TO_ANSWER
+    assert replied == [QUESTIONS_TO_ANSWER]  # all at once
     assert found["plain_questions"].numbers["nll_base"] != found["plain_questions"].numbers["nll"]
 
 

@@ -122,6 +122,20 @@ def test_preferences_are_the_best_tokens_of_both(tmp_path):
         assert entry[-1][2] == pytest.approx(p, abs=1e-4)
 
 
+def test_preferences_cost_one_pass_of_the_teacher(tmp_path):
+    passes = {}
+    for preferences in (False, True):
+        record(open_store(tmp_path / str(preferences)), range(4))
+        learner = make_learner(tmp_path / str(preferences), max_updates=1, token_preferences=preferences)
+        passes[preferences] = counted = []
+        score = learner.scorer.score
+        learner.scorer.score = lambda model, rows, _s=score, _c=counted, **wanted: (
+            _c.append(rows) or _s(model, rows, **wanted)
+        )
+        learner.train()
+    assert len(passes[True]) == len(passes[False]) + 1
+
+
 def test_without_preferences_no_further_pass_is_made(tmp_path):
     store = open_store(tmp_path)
     (turn_id, *_) = record(store, range(4))

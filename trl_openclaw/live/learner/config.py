@@ -61,7 +61,8 @@ class LiveConfig(CheckFields, CombineConfig):
         poll_seconds (`float`, *optional*, defaults to `0.5`):
             Seconds between two looks into the store.
         token_preferences (`bool`, *optional*, defaults to `True`):
-            Keep for the status page which token teacher and student preferred. Costs one more pass of both.
+            Keep for the status page which token teacher and student preferred. Costs one more pass of the teacher, and
+            memory for the last hidden states of a step's replies, twice.
         keep_versions (`int`, *optional*, defaults to `50`):
             Adapter folders to keep. The version in use is always kept.
     """
@@ -109,7 +110,8 @@ class LiveConfig(CheckFields, CombineConfig):
     )
     poll_seconds: float = field(default=0.5, metadata={"help": "Seconds between two looks into the store."})
     token_preferences: bool = field(
-        default=True, metadata={"help": "Keep which tokens teacher and student preferred; one more pass of both."}
+        default=True,
+        metadata={"help": "Keep which tokens teacher and student preferred; one more pass of the teacher."},
     )
     keep_versions: int = field(default=50, metadata={"help": "Adapter folders to keep."})
 

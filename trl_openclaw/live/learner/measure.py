@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from accelerate.utils import gather_object
 
-from ...scoring import TeacherRow
+from ...scoring import TeacherRow, TeacherScores
 from ...teachers.weights import adapter_switched
 from ..records import BASE_VERSION, NewTurn
 from .snapshot import Snapshot, other_weights
@@ -40,6 +40,11 @@ class Item:
         """A recorded turn, scored as it was when it was recorded."""
         return cls(turn.turn_id, turn.prompt_ids, turn.completion_ids, turn.logprobs_temperature)
 
+    @property
+    def row(self) -> TeacherRow:
+        """What is scored."""
+        return TeacherRow(self.prompt_ids, self.completion_ids, self.temperature)
+
 
 class Measures:
     """Scores items, each at most once per version, shared out over the processes.
@@ -71,11 +76,8 @@ class Measures:
         """The log-probs of items under the weights that the model has at this moment. A collective."""
         accelerator = self.trainer.accelerator
         own = items[accelerator.process_index :: accelerator.num_processes]
-        rows = [TeacherRow(item.prompt_ids, item.completion_ids, item.temperature) for item in own]
-        scores = self.trainer.scorer.score(self.trainer.model, rows)
-        lengths = [len(item.completion_ids) for item in own]
-        values = [row[:n] for row, n in zip(scores.per_token_logps.tolist(), lengths, strict=True)]
-        return dict(gather_object([(item.key, row) for item, row in zip(own, values, strict=True)]))
+        scores = self.trainer.scorer.score(self.trainer.model, [item.row for item in own])
+        return gathered_logps(own, scores)
 
     def of_base(self, items: Sequence[Item]) -> Logps:
         """The log-probs of items under the base model. A collective."""
@@ -114,6 +116,17 @@ class Versions:
         """Under the version it was trained from."""
         trainer = self.measures.trainer
         return self.measures(self.published, items, lambda: other_weights(trainer, self.before.weights))
+
+
+def gathered_logps(items: Sequence[Item], scores: TeacherScores) -> Logps:
+    """The log-probs of all processes' items. A collective.
+
+    Args:
+        items: This process's.
+        scores: Theirs.
+    """
+    rows = zip(items, scores.per_token_logps.tolist(), strict=True)
+    return dict(gather_object([(item.key, row[: len(item.completion_ids)]) for item, row in rows]))
 
 
 def mean(values: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...errors import LearnerError
-from .measure import Item, mean
+from .measure import Logps, mean
 
 if TYPE_CHECKING:
     from .desk import LiveBatch
@@ -15,15 +15,16 @@ FAR = 3.0
 """Nats per token, in the mean, that versions a few steps apart do not differ by. Ids that nobody sampled do."""
 
 
-def strange_turns(trainer: "LiveTrainer", batch: "LiveBatch") -> dict[str, str]:
-    """The turns of a batch whose recorded log-probs are not those of their ids, by id, and why in a word. A collective.
+def strange_turns(trainer: "LiveTrainer", batch: "LiveBatch", now: Logps) -> dict[str, str]:
+    """The turns of a batch whose recorded log-probs are not those of their ids, by id, and why in a word.
 
-    One forward pass of the policy. Turns that the present version sampled may differ by `max_engine_gap`; those of
-    earlier versions, which are other weights, by `FAR`.
+    Turns that the present version sampled may differ by `max_engine_gap`; those of earlier versions, which are other
+    weights, by `FAR`.
 
     Args:
         trainer: The trainer, between two steps.
         batch: The same batch on all processes.
+        now: The log-probs that the policy has for its turns now.
 
     Raises:
         LearnerError: On every process, when more than one of the present version's turns differ, and more than agree,
@@ -32,7 +33,10 @@ def strange_turns(trainer: "LiveTrainer", batch: "LiveBatch") -> dict[str, str]:
     limit, present = trainer.args.max_engine_gap, trainer.progress.version
     if limit is None:
         return {}
-    gaps = _gaps(trainer, batch)
+    gaps = {
+        one.turn.turn_id: mean([abs(a - b) for a, b in zip(now[one.turn.turn_id], one.turn.logprobs, strict=True)])
+        for one in batch.turns
+    }
     limits = {one.turn.turn_id: limit if one.turn.model_version == present else max(limit, FAR) for one in batch.turns}
     strange = {turn_id for turn_id, gap in gaps.items() if not gap <= limits[turn_id]}
     own = [one.turn.turn_id for one in batch.turns if one.turn.model_version == present]
@@ -47,15 +51,6 @@ def strange_turns(trainer: "LiveTrainer", batch: "LiveBatch") -> dict[str, str]:
     if own:
         trainer.saw_stranger = bool(bad) and len(own) == 1
     return dict.fromkeys(strange, "other_logprobs")
-
-
-def _gaps(trainer: "LiveTrainer", batch: "LiveBatch") -> dict[str, float]:
-    """By turn, the mean absolute difference (nats) of its recorded log-probs from those that the policy has now."""
-    now = trainer.updates.checks.measures.of_policy([Item.of(one.turn) for one in batch.turns])
-    return {
-        one.turn.turn_id: mean([abs(a - b) for a, b in zip(now[one.turn.turn_id], one.turn.logprobs, strict=True)])
-        for one in batch.turns
-    }
 
 
 def record_ratio(trainer: "LiveTrainer", inputs: dict[str, Any], student: torch.Tensor, old: torch.Tensor) -> None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.utils import gather_object
 
+from ...scoring import TeacherScores
 from ..records import TokenScores
-from .preferences import Preferences, Reading, preferences
+from .measure import Item
+from .preferences import Preferences, preferences
 from .rollouts import LiveTurn
 
 if TYPE_CHECKING:
@@ -25,8 +27,13 @@ class TokenNotes:
     def __init__(self, trainer: "LiveTrainer"):
         self.trainer = trainer
         self._turns: list[LiveTurn] = []
+        self._read: tuple[list[LiveTurn], TeacherScores] | None = None
         self._prefers: list[Preferences] | None = None
         self._scores: dict[str, TokenScores] = {}
+
+    def read(self, turns: Sequence[LiveTurn], student: TeacherScores | None) -> None:
+        """What the policy says of this process's turns before a step, for the preferences."""
+        self._read = None if student is None else (list(turns), student)
 
     def begin(self, turns: Sequence[LiveTurn]) -> None:
         """A batch with these turns has been scored by its teacher. A collective where preferences are kept."""
@@ -34,11 +41,11 @@ class TokenNotes:
         if self.trainer.args.token_preferences:
             chosen = self.trainer.chosen_hints
             contexts = [one.context_ids for one in chosen] if chosen else [None] * len(turns)
-            readings = [
-                Reading(one.turn.prompt_ids, context, one.turn.completion_ids, one.turn.logprobs_temperature)
-                for one, context in zip(turns, contexts, strict=True)
-            ]
-            self._prefers = preferences(self.trainer, readings, self._text)
+            assert self._read is not None, "the policy reads a batch before it is taken"
+            (read, student), self._read = self._read, None
+            assert read == self._turns, "a process trains its share, in its order"
+            rows = [Item.of(one.turn).row for one in turns]
+            self._prefers = preferences(self.trainer, rows, student, contexts, self._text)
 
     def add(self, inputs: dict[str, Any], advantages: torch.Tensor) -> None:
         """Take note of a micro-batch, as the loss reads it.

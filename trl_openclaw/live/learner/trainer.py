@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from accelerate.utils import broadcast
 from datasets import IterableDataset
 from transformers import PrinterCallback, ProgressCallback
 
+from ...scoring import TeacherScores
 from ...teachers import LocalTeacher, max_model_length
 from ...trainer import CombineTrainer
 from ...trainer.hint_rows import HintedTurn
@@ -22,6 +23,7 @@ from .config import LiveConfig
 from .desk import Desk, GoTo, LiveBatch, Waiting
 from .folders import lock_of, store_of
 from .lock import only_learner
+from .measure import Item, gathered_logps
 from .ratios import record_ratio, strange_turns
 from .rendering import render
 from .rollouts import LiveTurn, StoredJudge, StoredNextState, TurnReader, recorded_rollout
@@ -180,12 +182,16 @@ class LiveTrainer(CombineTrainer):
 
     def _batches(self) -> Iterator[list[dict[str, Any]]]:
         while (batch := self._next_batch()) is not None:
-            share = len(batch.turns) // self.accelerator.num_processes
-            start = share * self.accelerator.process_index
-            rows = [one.row for one in batch.turns[start : start + share]]
+            rows = [one.row for one in self._share(batch)]
             for _ in range(self.args.gradient_accumulation_steps):
                 yield rows
         self.control.should_training_stop = True
+
+    def _share(self, batch: LiveBatch) -> Sequence[LiveTurn]:
+        """This process's turns of a batch."""
+        share = len(batch.turns) // self.accelerator.num_processes
+        start = share * self.accelerator.process_index
+        return batch.turns[start : start + share]
 
     def _next_batch(self) -> LiveBatch | None:
         """Wait for a batch; `None` when the process has been asked to end. A collective."""
@@ -193,9 +199,10 @@ class LiveTrainer(CombineTrainer):
         while not self._anyone_stops() and not self._is_done():
             found = on_main(self.accelerator, lambda: self.at_desk.next(self.progress.version, self.read))
             if isinstance(found, LiveBatch):
-                if self._has_strange_turns(found):
+                student = self._read_by_policy(found)
+                if self._has_strange_turns(found, student):
                     continue
-                self._take(found)
+                self._take(found, student)
                 self.record_metric("live/waited_seconds", time.monotonic() - began)
                 return found
             if isinstance(found, GoTo):
@@ -204,10 +211,20 @@ class LiveTrainer(CombineTrainer):
                 self._wait(found)
         return None
 
-    def _has_strange_turns(self, batch: LiveBatch) -> bool:
+    def _read_by_policy(self, batch: LiveBatch) -> TeacherScores | None:
+        """What the policy says before a step of this process's share, where anything asks for that. A collective."""
+        if self.args.max_engine_gap is None and not self.args.token_preferences:
+            return None
+        rows = [Item.of(one.turn).row for one in self._share(batch)]
+        return self.scorer.score(self.model, rows, keep_states=self.args.token_preferences)
+
+    def _has_strange_turns(self, batch: LiveBatch, student: TeacherScores | None) -> bool:
         """Whether there were turns that nobody can have sampled as they are recorded; they are set aside, and the batch
         given back. A collective."""
-        strange = strange_turns(self, batch)
+        if student is None:
+            return False
+        now = gathered_logps([Item.of(one.turn) for one in self._share(batch)], student)
+        strange = strange_turns(self, batch, now)
         if strange:
             on_main(self.accelerator, lambda: self.at_desk.set_aside(strange))
         return bool(strange)
@@ -229,8 +246,9 @@ class LiveTrainer(CombineTrainer):
             self.accelerator.print(f"{waiting.ready}/{wanted} turns ready, waiting for feedback", flush=True)
         time.sleep(self.args.poll_seconds)
 
-    def _take(self, batch: LiveBatch) -> None:
+    def _take(self, batch: LiveBatch, student: TeacherScores | None) -> None:
         self.batch, self._said = batch, None
+        self.notes.read(self._share(batch), student)
         self.turns_at_hand.clear()
         self.turns_at_hand.update({one.turn.turn_id: one for one in batch.turns})
 
