@@ -4,7 +4,7 @@
 #   PYTHON=python3.12   the interpreter to make .venv with
 #   TORCH="torch==..."  what to hand to pip first, options included; by default plain torch where an NVIDIA GPU is
 #                       seen, otherwise one pinned release, so that a later step does not bring in another build
-#   PYTEST_ARGS="..."   passed on to pytest by `make test`
+#   PYTEST_ARGS="..."   passed on to pytest by the targets that test
 
 PYTHON ?= python3
 TORCH ?=
@@ -31,14 +31,15 @@ export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_ge
 export HF_HUB_DISABLE_TELEMETRY := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: demo live-demo model test test-distributed test-gpu test-vllm vllm-env lint clean help
+.PHONY: demo live-demo model test test-slow test-distributed test-gpu test-vllm vllm-env lint clean help
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   train SmolLM2-135M to answer in one short sentence, from its user's reactions"
 	@echo "make live-demo  chat with it, and let it learn meanwhile"
 	@echo "make model  fetch the demo's model alone, to runs/models"
-	@echo "make test   run the test suite"
+	@echo "make test   run the test suite, but for most of its long runs"
+	@echo "make test-slow  run those"
 	@echo "make test-distributed  run the tests of several processes alone"
 	@echo "make test-gpu   train each teacher and each objective in bfloat16 on a GPU: memory and seconds of a step"
 	@echo "make lint   check style and types"
@@ -59,11 +60,14 @@ live-demo: $(STAMPS)/live-demo model
 model: $(STAMPS)/demo
 	$(BIN)/python recipes/demo/smollm2.py --link runs/models/SmolLM2-135M-Instruct
 
-test: $(STAMPS)/test
+# Of each kind of long run `make test` makes one, and `make test-slow` the others.
+test: CHOSEN := not slow
+test-slow: CHOSEN := slow
+test test-slow: $(STAMPS)/test
 	$(BIN)/python recipes/demo/smollm2.py
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m "$(CHOSEN)" --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
 
-# Two processes over gloo, under each engine. What is quick of it `make test` runs, too.
+# Two processes over gloo, under each engine.
 test-distributed: $(STAMPS)/test
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/distributed $(PYTEST_ARGS)
 

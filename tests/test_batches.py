@@ -35,17 +35,17 @@ def trainer(per_generation: int, accumulation: int, **settings) -> SimpleNamespa
     return SimpleNamespace(args=args, **{name: settings.get(name, value) for name, value in own.items()})
 
 
-def test_prompts_keep_the_order_of_their_first_rows_and_rows_their_own():
+def test_prompts_go_by_their_length_then_by_their_first_rows_and_keep_what_is_theirs():
     batches = keep_prompts_together(micro_batches([4, 9, 9, 4, 3, 4], 2), 3)
-    assert [batch["row"].tolist() for batch in batches] == [[0, 3], [5, 1], [2, 4]]
-    assert [batch["names"] for batch in batches] == [["row 0", "row 3"], ["row 5", "row 1"], ["row 2", "row 4"]]
-    assert [batch["prompt_ids"][:, 1].tolist() for batch in batches] == [[4, 4], [4, 9], [9, 3]]
+    assert [batch["row"].tolist() for batch in batches] == [[0, 3], [5, 4], [1, 2]]
+    assert [batch["names"] for batch in batches] == [["row 0", "row 3"], ["row 5", "row 4"], ["row 1", "row 2"]]
+    assert [batch["prompt_ids"][:, 1].tolist() for batch in batches] == [[4, 4], [4, 3], [9, 9]]
     assert all(batch["num_items_in_batch"] == 17 and batch["old_per_token_logps"] is None for batch in batches)
 
 
 def test_rows_stay_within_their_window():
     batches = keep_prompts_together(micro_batches([9, 3, 3, 9, 9, 3, 3, 9], 2), 2)
-    assert [batch["row"].tolist() for batch in batches] == [[0, 3], [1, 2], [4, 7], [5, 6]]
+    assert [batch["row"].tolist() for batch in batches] == [[1, 2], [0, 3], [5, 6], [4, 7]]
     unchanged = micro_batches([9, 3, 3, 9], 2)
     assert keep_prompts_together(unchanged, 1) is unchanged
 

@@ -112,12 +112,13 @@ def test_demo_runs_the_recipe_on_one_device(make, installed, given, seen):
     ]
 
 
-def test_a_second_run_installs_nothing(make, installed):
-    done, ran = make("test", PYTEST_ARGS="-k x")
+@pytest.mark.parametrize(("target", "chosen"), [("test", "not slow"), ("test-slow", "slow")])
+def test_a_second_run_installs_nothing(make, installed, target, chosen):
+    done, ran = make(target, PYTEST_ARGS="-k x")
     assert "Installing" not in done.stdout
     assert [line.split(" [")[0] for line in ran] == [
         "python recipes/demo/smollm2.py",
-        "python -m pytest --numprocesses 2 --dist worksteal -k x",
+        f"python -m pytest -m {chosen} --numprocesses 2 --dist worksteal -k x",
     ]
 
 

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from model_zoo import LENGTHENED, ZOO, llama_that_refuses_a_cache, llama_with_a_wrong_cache, tokens_counted
 from tiny import tiny_llama
 from torch import nn
+from torch.nn import functional as F
 from transformers import DynamicCache
 from trl.trainer.utils import add_fused_lm_head
 
@@ -64,6 +65,16 @@ def scored(model, shares: PrefixSharing | None, kwargs=None) -> tuple[torch.Tens
         (logps * torch.arange(1, logps.numel() + 1).view(logps.shape)).sum().backward()
     gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
     return logps.detach(), torch.cat(gradients) if gradients else torch.zeros(1), sum(seen)
+
+
+@pytest.mark.parametrize("family", [*ZOO])
+def test_what_is_padding_in_every_row_is_not_run(family):
+    model = fused(ZOO[family]()).train()
+    wider = {name: F.pad(value, (7, 0), value=-100 if name == "labels" else 0) for name, value in batch().items()}
+    narrow, wide = scored(model, None), scored(model, None, wider)
+    torch.testing.assert_close(wide[0], narrow[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(wide[1], narrow[1], atol=1e-5, rtol=1e-4)
+    assert wide[2] == narrow[2]
 
 
 @pytest.mark.parametrize("family", [*ZOO])

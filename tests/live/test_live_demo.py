@@ -60,10 +60,10 @@ def all_told(running, number):
 def test_the_judge_tells_every_thanks_from_every_complaint(name):
     persona = PERSONAS[name]
     assert all(read_reaction(told(text)) == 1 for text in persona.thanks)
-    complaints = [
-        persona._complain(found, wish, told(wish)) for found in ((), ("that's long",)) for wish in persona.wishes
-    ]
-    assert all(read_reaction(told(text)) == (-1, text) for text in complaints)
+    for wish in persona.wishes:
+        for found in ((), ("that's long",)):
+            assert read_reaction(told(persona._complain(found, wish, told(wish)))) == (-1, wish)
+    assert read_reaction(told("That makes no sense.")) == (-1, "That makes no sense.")
 
 
 class TestPerson:

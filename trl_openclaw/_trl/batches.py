@@ -31,10 +31,11 @@ def exchange_window(trainer: GRPOTrainer) -> int:
 
 
 def keep_prompts_together(micro_batches: list[Batch], window: int) -> list[Batch]:
-    """Exchange rows between shuffled micro-batches so that the rows of a prompt are neighbours.
+    """Exchange rows between shuffled micro-batches so that the rows of a prompt, and prompts of like length, which need
+    no padding, are neighbours.
 
-    The prompts stay in the order of their first rows. Batches with images, whose tensors do not have a row each, stay
-    as they are.
+    Prompts of one length stay in the order of their first rows. Batches with images, whose tensors do not have a row
+    each, stay as they are.
 
     Args:
         micro_batches: Of one generation batch and one size, as TRL shuffled and split it.
@@ -51,7 +52,7 @@ def _side_by_side(micro_batches: list[Batch]) -> list[Batch]:
     group = torch.unique(torch.cat([ids, mask], dim=1), dim=0, return_inverse=True)[1]
     places = torch.arange(len(group), device=group.device)
     first = places.new_full((int(group.max()) + 1,), len(group)).scatter_reduce(0, group, places, "amin")
-    order = first[group].argsort(stable=True)
+    order = (mask.sum(dim=1) * len(group) + first[group]).argsort(stable=True)
     if torch.equal(order, places):
         return micro_batches
     # One name after the other, since hidden states of all candidates may be among them.

@@ -117,7 +117,8 @@ def completion_positions_only(
     Args:
         model: The unwrapped model, with a fused LM head, perhaps inside a PEFT model.
         kwargs: The keyword arguments of the coming call; `labels` `(B, P + T)` is replaced, and `position_ids` added,
-            so that padding moves nothing in models whose positions are absolute.
+            so that padding moves nothing in models whose positions are absolute. Then columns in front that are padding
+            in every row go: TRL pads to the longest prompt of a generation batch, whatever a micro-batch holds of it.
         keep: Number T of trailing positions that carry labels.
         read: Called inside the forward, where parameters that an engine spreads over processes can be gathered, with
             the output, the hidden states `(B, T, H)` that its last T log-probs were made of, and the bare model. It may
@@ -137,6 +138,7 @@ def completion_positions_only(
     backbone = model.base_model
     if set(kwargs) <= TEXT_INPUTS and "position_ids" in inspect.signature(backbone.forward).parameters:
         kwargs["position_ids"] = (kwargs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        _cut_empty_columns(kwargs, keep)
     rows = sharing.find(model, kwargs, keep) if sharing is not None else None
     kwargs["labels"] = kwargs["labels"][:, -(keep + 1) :]
     states: list[torch.Tensor] = []
@@ -169,6 +171,18 @@ def completion_positions_only(
         if read is not None:  # a hook of the model would not do: PEFT calls its `forward` past all hooks
             stack.enter_context(replaced(model, "forward", read_forward))
         yield
+
+
+def _cut_empty_columns(kwargs: dict[str, Any], keep: int) -> None:
+    """Cut what is padding in every row off the front of all tensors `(B, P + T)`, down to one column before the last T.
+
+    All processes may cut differently: whatever they have in common is per token.
+    """
+    mask = kwargs["attention_mask"]
+    first = max(0, min(int(mask.any(dim=0).int().argmax()), mask.size(1) - keep - 1))
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor) and value.shape == mask.shape:
+            kwargs[name] = value[:, first:]
 
 
 @contextmanager

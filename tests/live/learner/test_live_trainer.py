@@ -122,6 +122,24 @@ def test_preferences_are_the_best_tokens_of_both(tmp_path):
         assert entry[-1][2] == pytest.approx(p, abs=1e-4)
 
 
+def test_turns_of_like_length_are_trained_together(tmp_path):
+    store = open_store(tmp_path)
+    turns = [store.show(USER, turn_id) for turn_id in record(store, [0, 3, 1, 2])]  # the longest, 3, comes second
+    learner = make_learner(tmp_path, max_updates=1, per_device_train_batch_size=2)
+    widths = []
+
+    def count(_module, args):
+        if torch.is_grad_enabled():
+            widths.append(args[0].size(1))
+
+    learner.model.get_input_embeddings().register_forward_pre_hook(count)
+    learner.train()
+    prompts = sorted(len(turn.prompt_ids) for turn in turns)
+    reply = max(len(turn.completion_ids) for turn in turns)
+    assert widths == [prompts[1] + reply, prompts[3] + reply]
+    assert prompts[1] < prompts[2]
+
+
 def test_preferences_cost_one_pass_of_the_teacher(tmp_path):
     passes = {}
     for preferences in (False, True):
