@@ -115,6 +115,7 @@ class TestFailures:
             (503, "unreachable", 3),
             (400, "refused", 1),
             (401, "denied", 1),
+            (402, "denied", 1),
             (403, "denied", 1),
             (404, "denied", 1),
             (422, "refused", 1),

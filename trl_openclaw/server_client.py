@@ -190,8 +190,8 @@ def failure_kind(error: Exception) -> str:
     """What an exception of the `openai` client is counted as.
 
     Returns:
-        `timeout`, `unreachable`, `denied` (a key, or the name of a model, that the server does not take), `refused`
-        (this request, which it would refuse again) or `error`.
+        `timeout`, `unreachable`, `denied` (the server does not take the key, has no such model, or wants to be paid),
+        `refused` (this request, which it would refuse again) or `error`.
     """
     import openai
 
@@ -201,7 +201,7 @@ def failure_kind(error: Exception) -> str:
         return "unreachable"
     if isinstance(error, openai.APIStatusError):
         status = error.status_code
-        if status in (401, 403, 404):
+        if status in (401, 402, 403, 404):
             return "denied"
         return "timeout" if status == 408 else "unreachable" if status in (409, 429) or status >= 500 else "refused"
     return "error"

@@ -16,9 +16,9 @@ Message = Mapping[str, Any]
 Messages = Sequence[Message]
 
 VoteFailure = Literal["unparseable", "truncated", "timeout", "unreachable", "denied", "refused", "unreadable", "error"]
-"""Why a vote has no score. `denied` is a server that does not take the key, or has no such model; `refused` is an
-answer from it that a retry of the same request cannot mend (a transcript longer than its window, say); `unreadable` is
-a next state that the judge cannot be shown (images alone, for a judge of text)."""
+"""Why a vote has no score. `denied` is a server that does not take the key, has no such model, or wants to be paid;
+`refused` is an answer from it that a retry of the same request cannot mend (a transcript longer than its window, say);
+`unreadable` is a next state that the judge cannot be shown (images alone, for a judge of text)."""
 
 VOTE_FAILURES: tuple[VoteFailure, ...] = get_args(VoteFailure)
 

@@ -1,4 +1,4 @@
-"""How the demo's judge reads what its user says: thanks are praise, and anything else is a complaint with a wish in it."""
+"""How the demo's judge reads what its user says: thanks are praise, all else is a complaint with a wish in it."""
 
 import re
 

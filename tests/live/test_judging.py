@@ -7,15 +7,17 @@ import threading
 import time
 from contextlib import closing
 
+import httpx
+import openai
 import pytest
 from live.gateway_harness import serving_stub, wait_for
 from stub_chat_server import Reply, StubChatServer
 
 from trl_openclaw import LLMJudge, RuleJudge
-from trl_openclaw.errors import StoreBusyError, StoreError, StoreFullError
+from trl_openclaw.errors import ChatError, JudgeUnavailableError, StoreBusyError, StoreError, StoreFullError
 from trl_openclaw.live import judging
 from trl_openclaw.live.gateway.app import GatewayOptions
-from trl_openclaw.live.judging import failure_of
+from trl_openclaw.live.judging import failure_behind, failure_of
 from trl_openclaw.live.store import Store
 from trl_openclaw.types import Verdict, Vote
 
@@ -124,7 +126,7 @@ def test_chat_never_waits_for_the_judge(tmp_path, stub):
         assert judged(gateway) == []
 
 
-@pytest.mark.parametrize(("status", "failure"), [(503, "unreachable"), (401, "denied"), (404, "denied")])
+@pytest.mark.parametrize(("status", "failure"), [(503, "unreachable"), (401, "denied"), (402, "denied")])
 def test_a_judge_that_is_down_or_takes_no_key_is_waited_for(tmp_path, stub, status, failure):
     server = StubChatServer(lambda messages: verdict_line(messages, -1, "Be brief."))
     server.start()
@@ -138,6 +140,7 @@ def test_a_judge_that_is_down_or_takes_no_key_is_waited_for(tmp_path, stub, stat
             assert judged(gateway) == []
             health = gateway.health()
             assert (health["status"], "cannot be asked" in health["problems"]["judge"]) == ("degraded", True)
+            assert ("does not take the key" in health["problems"]["judge"]) == (failure == "denied")
             asked = server.count
             time.sleep(1)
             assert server.count - asked <= 12  # one at a time, with pauses, not all of them again and again
@@ -147,6 +150,41 @@ def test_a_judge_that_is_down_or_takes_no_key_is_waited_for(tmp_path, stub, stat
             assert {turn.verdict.hints for turn in judged(gateway)} == {("Be brief.",)}
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError("no"), JudgeUnavailableError("no"), ChatError("denied", "no")]
+)
+def test_a_judge_of_ones_own_that_is_down_is_waited_for(tmp_path, stub, error):
+    tries = []
+
+    def rule(turn):
+        tries.append(turn)
+        if len(tries) <= judging.MAX_TRIES + 2:
+            raise error
+        return 1
+
+    with serving_stub(tmp_path, stub, judge=RuleJudge(rule)) as gateway:
+        talk(gateway, "one", "two")
+        wait_for(lambda: judged(gateway), what="a verdict")
+        assert [turn.verdict.score for turn in judged(gateway)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (ConnectionResetError(), "unreachable"),
+        (JudgeUnavailableError("no server"), "unreachable"),
+        (openai.APIConnectionError(request=httpx.Request("POST", "http://localhost")), "unreachable"),
+        (TimeoutError(), "timeout"),
+        (ChatError("timeout", "slow"), "timeout"),
+        (ChatError("refused", "too long"), "refused"),
+        (ValueError("what is this"), "error"),
+    ],
+    ids=repr,
+)
+def test_what_an_exception_of_a_judge_counts_as(error, failure):
+    assert failure_behind(error) == failure
 
 
 def test_what_a_judge_cannot_read_gets_a_few_tries(tmp_path, stub, caplog):

@@ -9,8 +9,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..errors import StoreError
+from ..errors import ChatError, JudgeUnavailableError, StoreError
 from ..judges import Judge
+from ..server_client import failure_kind
 from ..trajectories import next_state_of
 from ..types import Turn, Verdict
 from .records import StoredTurn
@@ -34,7 +35,12 @@ its failure is the verdict."""
 
 JUDGE_SECONDS = 600.0
 
-_PASSING = {"unreachable", "timeout", "denied"}
+_PASSING = {
+    "unreachable": "it cannot be reached, or is too busy",
+    "timeout": "it does not answer in time",
+    "denied": "its server does not take the key, has no such model, or wants to be paid: see `--judge-api-key-env` and "
+    "`--judge-model`",
+}
 """Failures of votes that say something about the judge's server, or the key to it, and nothing about the turn."""
 
 _REFUSALS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
@@ -163,7 +169,7 @@ class JudgingWorker:
             place = traceback.extract_tb(error.__traceback__)[-1]
             kind = type(error).__name__
             logger.warning("The judge failed on %s: %s at %s:%s", stored.turn_id, kind, place.filename, place.lineno)
-            return None, "error"
+            return None, failure_behind(error)
 
     def _again(self, turn_id: str, failure: str) -> bool:
         """Whether a turn is to be judged again, after a pause where the judge is not to be had."""
@@ -171,7 +177,7 @@ class JudgingWorker:
         self._misses[turn_id] = self._misses.get(turn_id, 0) + 1
         if is_down:
             self._pause = min(max(2 * self._pause, PAUSES[0]), PAUSES[1])
-            self._down = f"the judge cannot be asked ({failure}); turns wait"
+            self._down = f"the judge cannot be asked ({_PASSING[failure]}); turns wait"
         else:
             self._pause, self._down = 0.0, None
         if was_down and is_down:
@@ -231,6 +237,17 @@ def turn_to_judge(stored: StoredTurn) -> Turn:
         truncated=stored.finish_reason == "length",
         session_id=stored.session_id,
     )
+
+
+def failure_behind(error: Exception) -> str:
+    """What an exception of a judge is counted as: who has a judge of one's own raises what its libraries raise."""
+    if isinstance(error, ChatError):
+        return error.kind
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, JudgeUnavailableError | ConnectionError):
+        return "unreachable"
+    return failure_kind(error)
 
 
 def failure_of(verdict: Verdict) -> str | None:

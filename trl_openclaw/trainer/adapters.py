@@ -3,6 +3,7 @@
 import warnings
 
 from .._trl import SeamGRPOTrainer
+from .opd_config import OPDConfig
 
 
 def check_adapter(trainer: SeamGRPOTrainer) -> None:
@@ -23,7 +24,7 @@ def check_adapter(trainer: SeamGRPOTrainer) -> None:
             f"`init_lora_weights={start!r}` takes a random part out of the base weights, another one when the saved "
             "adapter is loaded, which then fits no model. Use `init_lora_weights='pissa'`."
         )
-    if args.learning_rate == type(args).learning_rate:
+    if args.learning_rate == OPDConfig.learning_rate:
         warnings.warn(
             f"An adapter is trained with the default `learning_rate={args.learning_rate:g}`, which is meant for full "
             "weights. LoRA usually wants about ten times as much.",

@@ -243,3 +243,9 @@ def test_models_are_told_apart(tmp_path, monkeypatch):
     assert same_model("model", str(tmp_path / "model"))
     assert not same_model("model", "other")
     assert not same_model("Qwen/Qwen3-4B", "Qwen/Qwen3-8B")
+
+
+def test_who_has_turns_where_this_user_has_none(store, desk, turns):
+    assert desk.other_users() == []
+    stranger = Desk(store, "ann", 4, 1, "model")
+    assert stranger.other_users() == [desk.user]

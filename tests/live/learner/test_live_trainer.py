@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -120,6 +121,23 @@ def test_preferences_are_the_best_tokens_of_both(tmp_path):
     for entry, p, token in zip(found.prefers, best.tolist(), chosen.tolist(), strict=True):
         assert entry[-1][0] == tiny_tokenizer().decode([token])
         assert entry[-1][2] == pytest.approx(p, abs=1e-4)
+
+
+def test_a_user_without_turns_is_told_who_has_some(tmp_path, capsys):
+    record(open_store(tmp_path), range(4))
+    learner = make_learner(tmp_path, user="ann", max_updates=1)
+    learner.stopping = True
+    learner.train()
+    assert f"This user has no turns yet; there are turns of {USER!r} (`user`)." in capsys.readouterr().out
+
+
+def test_the_default_learning_rate_is_one_for_adapters(tmp_path):
+    open_store(tmp_path)
+    assert LiveConfig(live_dir=str(tmp_path), bf16=False, use_cpu=True).learning_rate == 1e-4
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        make_learner(tmp_path, learning_rate=1e-4)
+    assert not [warning for warning in found if "learning_rate" in str(warning.message)]
 
 
 def test_turns_of_like_length_are_trained_together(tmp_path):

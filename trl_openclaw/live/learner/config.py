@@ -65,6 +65,9 @@ class LiveConfig(CheckFields, CombineConfig):
             memory for the last hidden states of a step's replies, twice.
         keep_versions (`int`, *optional*, defaults to `50`):
             Adapter folders to keep. The version in use is always kept.
+
+    > [!NOTE]
+    > `learning_rate` defaults to `1e-4` instead of `1e-5`: adapters are trained.
     """
 
     _NUMBERS: ClassVar[dict[str, Number]] = {
@@ -82,6 +85,7 @@ class LiveConfig(CheckFields, CombineConfig):
     per_device_train_batch_size: int = field(
         default=1, metadata={"help": "Turns in one forward pass of a process; must divide its share of a step."}
     )
+    learning_rate: float = field(default=1e-4, metadata={"help": "The initial learning rate for AdamW."})
     num_generations: int | None = field(default=1, metadata={"help": "Samples of a prompt: the one that was recorded."})
     judge_reward: str | None = field(default="majority", metadata={"help": "The judge's votes as a reward."})
     lr_scheduler_type: SchedulerType | str = field(

@@ -4,8 +4,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import LearnerError
+from ..canonical import NO_HISTORY, extended
 from ..records import BASE_VERSION, Batch, StoredTurn
 from ..store import Store
 from .checkpoints import Progress
@@ -16,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 LEFT_BEHIND = "the learner ended before it was checked"
 OVERTAKEN = "another version was published before this one could be"
-WITHDRAWN = "turns it was trained on were deleted, or their user opted out"
+WITHDRAWN = "turns it was trained on were deleted or corrected, or their user opted out"
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ class Desk:
             self.store.add_version_event(self.user, version.version, "rejected", {"reason": reason})
         return released
 
+    def other_users(self) -> list[str]:
+        """Who has turns, where this user has none."""
+        users = self.store.users()
+        return [] if self.user in users else users
+
     def next(self, version: str, read: Callable[[StoredTurn], LiveTurn | str]) -> LiveBatch | GoTo | Waiting:
         """What to do next.
 
@@ -128,9 +135,15 @@ class Desk:
         logger.warning("%d turns cannot be trained and were set aside: %s.", len(unusable), _counted(unusable))
 
     def withdrawn(self, batch: LiveBatch) -> bool:
-        """Whether people have deleted turns of the batch at hand since it was claimed, or do not want to be trained."""
+        """Whether people have taken back anything of the batch at hand since it was claimed.
+
+        That is a turn, what followed it, what was made of that, or their will to be trained.
+        """
         held = [one for one in self.store.open_batches(self.user) if one.batch_id == batch.batch_id]
-        return self.store.opted_out(self.user) or sum(len(one.turns) for one in held) < len(batch.turns)
+        now = {turn.turn_id: turn for one in held for turn in one.turns}
+        return self.store.opted_out(self.user) or any(
+            one.turn.turn_id not in now or taken_back(one.turn, now[one.turn.turn_id]) for one in batch.turns
+        )
 
     def _sorted(
         self, batch: Batch, read: Callable[[StoredTurn], LiveTurn | str]
@@ -177,6 +190,26 @@ class Desk:
         if self.open is not None:
             self.store.end_batch(self.open, "released")
             self.open = None
+
+
+def taken_back(before: StoredTurn, now: StoredTurn) -> bool:
+    """Whether a turn has lost what followed it, or its score or hints are no longer what they were.
+
+    What a judge adds to what a person said takes nothing back, nor does the same said again.
+    """
+    if before.next_state is not None and _hash(now.next_state) != _hash(before.next_state):
+        return True
+    said, says = before.verdict, now.verdict
+    if said is None or says is None:
+        return said is not None
+    other_score = says.score != said.score and (said.score is not None or says.source != "judge")
+    other_hints = says.hints != said.hints and (bool(said.hints) or says.hint_source != "judge")
+    return other_score or other_hints
+
+
+def _hash(messages: list[dict[str, Any]] | None) -> bytes | None:
+    """By what next states are told apart: the store may keep another request's wording of the same."""
+    return None if messages is None else extended(NO_HISTORY, messages)
 
 
 def same_model(recorded: str, wanted: str) -> bool:

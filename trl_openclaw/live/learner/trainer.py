@@ -170,6 +170,9 @@ class LiveTrainer(CombineTrainer):
         start = f"from version {self.progress.version}" if checkpoint is not None else "from the base model"
         again = f"; {freed} interrupted batch is taken up again" if freed else ""
         self.accelerator.print(f"Learning from user {self.args.user!r} {start}{again}.", flush=True)
+        if others := on_main(self.accelerator, lambda: self.at_desk.other_users()):
+            named = ", ".join(map(repr, others[:5])) + (", ..." if len(others) > 5 else "")
+            self.accelerator.print(f"This user has no turns yet; there are turns of {named} (`user`).", flush=True)
 
     def _stop(self) -> None:
         self.stopping = True
