@@ -140,7 +140,6 @@ def uses_of(store) -> list[tuple[str, str, str]]:
     return [tuple(row) for row in found]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_reply_is_lost_and_none_is_trained_twice(tmp_path):
     choice = random.Random(7)

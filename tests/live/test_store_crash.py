@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from trl_openclaw.live.store import Store
 
 POINTS = 50
@@ -60,7 +58,6 @@ def killed_writer(path: Path, name: str, delay: float) -> list[list]:
     return [json.loads(line) for line in said if line.endswith("\n")]
 
 
-@pytest.mark.slow
 def test_no_turn_is_lost_and_none_is_trained_twice(tmp_path):
     path = tmp_path / "store.db"
     delays = random.Random(7)

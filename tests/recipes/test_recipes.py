@@ -21,9 +21,6 @@ MODULES = {"accelerate": "accelerate.commands.accelerate_cli", "trl-openclaw": "
 SAMPLES, VOTES, STEPS = 16, 3, 2
 
 
-pytestmark = pytest.mark.slow
-
-
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory) -> Path:
     """A tiny model and its tokenizer, saved as `from_pretrained` reads them."""
@@ -143,6 +140,7 @@ def test_demo_reports_before_and_after(launch, tiny_folder, tmp_path):
     assert card.data.datasets is None  # a folder here is no dataset on the Hub
 
 
+@pytest.mark.slow
 def test_opd_saves_an_adapter_alone(judged, chat_server, tmp_path):
     log = judged("accelerate launch recipes/opd.py --config recipes/configs/opd.yaml")
     out = tmp_path / "out"
@@ -154,6 +152,7 @@ def test_opd_saves_an_adapter_alone(judged, chat_server, tmp_path):
     assert "- opd\n" in (out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_rl_asks_for_scores_alone(judged, chat_server, tmp_path):
     log = judged("accelerate launch recipes/rl.py --config recipes/configs/rl.yaml")
     to_judge, to_user = questions(chat_server)
@@ -170,6 +169,7 @@ def test_rl_asks_for_scores_alone(judged, chat_server, tmp_path):
     assert set(completions(tmp_path / "out")["verdict"]) == {"negative"}
 
 
+@pytest.mark.slow
 def test_combine_trains_all_weights_on_both_signals(judged, chat_server, tmp_path):
     log = judged("accelerate launch recipes/combine.py --config recipes/configs/combine.yaml", "--use_peft", "false")
     out = tmp_path / "out"
@@ -186,6 +186,7 @@ def test_combine_through_our_command(judged, chat_server, tmp_path):
     assert "- combine\n" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_agent_logs_every_step_of_its_trajectories(launch, tmp_path):
     launch(
         "accelerate launch recipes/agent.py --config recipes/configs/agent.yaml",

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAMS = {"accelerate": "accelerate.commands.accelerate_cli", "trl-openclaw": "trl_openclaw.cli"}
 SMALL = ["--turns_per_step", "4", "--per_device_train_batch_size", "2", "--lora_r", "4", "--check_reply_tokens", "4"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path, model, monkeypatch, capsys):
     assert said.startswith("live.py: error: [Errno 28] No space left on device")
 
 
+@pytest.mark.slow
 def test_a_version_is_published_and_rolled_back_with_one_command(tmp_path, model, start):
     store = open_store(tmp_path / "live")
     ids = record(store, range(4), **named(model))
@@ -115,6 +116,7 @@ def test_a_second_learner_is_refused_and_a_signal_ends_the_first(tmp_path, model
     assert store.ready_count(USER, 4) == 1
 
 
+@pytest.mark.slow
 def test_mistakes_are_answered_in_one_line(tmp_path, model, start):
     store = open_store(tmp_path / "live")
     record(store, range(4), recorded_model="another model")

@@ -24,9 +24,8 @@ def run(folder, processes: int, teacher: str) -> tuple[list[dict], list[str], di
     return found_in(folder, processes), states(store, ids), scores
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("teacher", ["frozen", "ema"])
+@pytest.mark.parametrize("teacher", ["frozen", pytest.param("ema", marks=pytest.mark.slow)])
 def test_two_processes_learn_as_one_does(tmp_path, teacher):
     (alone,), expected, scores = run(tmp_path / "one", 1, teacher)
     (first, second), found, others = run(tmp_path / "two", 2, teacher)
