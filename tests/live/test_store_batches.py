@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from live_traffic import ready_turn, record
+from live_traffic import assistant, chat, ready_turn, record, user
 
+from trl_openclaw import Verdict, Vote
 from trl_openclaw.errors import StoreError, UnknownTurnError
 from trl_openclaw.live.records import TokenScores
 from trl_openclaw.live.store import Store
@@ -268,6 +269,28 @@ def test_token_scores_come_back(store):
     assert (found.prefers, found.tokens) == ([[["a", 0.5, 0.25]], []], [" wa", "ter"])
     with pytest.raises(UnknownTurnError):
         store.token_scores(turn.turn_id, "bob")
+
+
+def test_token_scores_go_with_what_they_were_made_of(store):
+    """A teacher saw hints made of what followed: the scores tell of it."""
+    scores = TokenScores([0.0], [0.0], [0.0], [[["secret", 0.5, 0.25]]])
+    ids, tellers = [], []
+    for name in ("before", "meanwhile", "kept"):
+        asked = [user(f"What about {name}?")]
+        turn_id, _ = chat(store, asked, f"This is {name}.")
+        teller, _ = chat(store, [*asked, assistant(f"This is {name}."), user(f"No {name}.")], "Sorry.")
+        store.add_verdict(turn_id, Verdict.from_votes([Vote(score=-1)]))
+        ids.append(turn_id)
+        tellers.append(teller)
+    batch = store.claim("default", 3, 0)
+    followed = {turn.turn_id: turn.next_state for turn in batch.turns}
+    store.delete("default", turn_id=tellers[1])
+    store.add_token_scores(batch.batch_id, dict.fromkeys(ids, scores), on=followed)
+    assert [store.token_scores(turn_id) is None for turn_id in ids] == [False, True, False]
+    store.delete("default", turn_id=tellers[0])
+    assert [store.token_scores(turn_id) is None for turn_id in ids] == [True, True, False]
+    store.add_token_scores(batch.batch_id, dict.fromkeys(ids, scores), on=dict.fromkeys(ids))
+    assert [store.token_scores(turn_id) is None for turn_id in ids] == [False, False, False]
 
 
 def test_scores_are_those_of_the_later_batch_also_when_the_clock_went_back(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import StoreError, UnknownTurnError
+from .canonical import NO_HISTORY, extended
 from .database import Database, from_json, pack, to_json, unpack
 from .records import Batch, BatchOutcome, TokenScores
 from .store_turns import find_turn, load_turns
@@ -180,14 +181,29 @@ class Batches(Database):
             ).fetchall()
         return {row["reason"]: row["turns"] for row in rows}
 
-    def add_token_scores(self, batch_id: str, scores: Mapping[str, TokenScores]) -> None:
-        """Keep what a step computed for the tokens of its turns, by `turn_id`. Turns deleted by now are left out."""
+    def add_token_scores(
+        self,
+        batch_id: str,
+        scores: Mapping[str, TokenScores],
+        *,
+        on: Mapping[str, Sequence[dict[str, Any]] | None] | None = None,
+    ) -> None:
+        """Keep what a step computed for the tokens of its turns.
+
+        Args:
+            batch_id: The step's batch.
+            scores: By `turn_id`. Turns deleted by now are left out.
+            on: By `turn_id`, what followed the turns that were trained. Those of which that was deleted by now are left
+                out, too.
+        """
         with self._write() as connection:
             for turn_id, found in scores.items():
+                followed = None if on is None else on[turn_id]
+                digest = None if followed is None else extended(NO_HISTORY, followed)
                 connection.execute(
                     "INSERT INTO token_scores (turn, batch_id, student, teacher, advantages, prefers, tokens) "
-                    "SELECT number, ?, ?, ?, ?, ?, ? FROM turns WHERE turn_id = ? "
-                    "ON CONFLICT (turn, batch_id) DO NOTHING",
+                    "SELECT t.number, ?, ?, ?, ?, ?, ? FROM turns t LEFT JOIN next_states n ON n.turn = t.number "
+                    "WHERE t.turn_id = ? AND (? IS NULL OR n.hash = ?) ON CONFLICT (turn, batch_id) DO NOTHING",
                     (
                         batch_id,
                         pack("f", found.student),
@@ -196,6 +212,8 @@ class Batches(Database):
                         None if found.prefers is None else to_json(found.prefers),
                         None if found.tokens is None else to_json(list(found.tokens)),
                         turn_id,
+                        digest,
+                        digest,
                     ),
                 )
 

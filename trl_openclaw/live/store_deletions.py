@@ -173,4 +173,5 @@ def delete_turns(connection: sqlite3.Connection, numbers: Iterable[int], told: M
             continue
         connection.execute("DELETE FROM next_states WHERE turn = ?", (number,))
         connection.execute("DELETE FROM verdicts WHERE turn = ? AND source <> 'feedback'", (number,))
+        connection.execute("DELETE FROM token_scores WHERE turn = ?", (number,))  # a teacher saw hints made of it
     return len(sessions)

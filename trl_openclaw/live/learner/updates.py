@@ -118,7 +118,8 @@ class Updates(TrainerCallback):
         trainer, store = self.trainer, self.trainer.at_desk.store
         batch, args = trainer.batch, trainer.args
         assert batch is not None, "a step is made on a batch"
-        store.add_token_scores(batch.batch_id, scores)
+        followed = {one.turn.turn_id: one.turn.next_state for one in batch.turns}
+        store.add_token_scores(batch.batch_id, scores, on=followed)
         version = store.next_version(args.user)
         folder = adapters_of(args.live_folder.resolve(), args.user) / version
         write_adapter(trainer, folder)
