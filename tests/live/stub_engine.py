@@ -65,6 +65,8 @@ class StubEngine:
         self.takes_adapters = True
         self.sick = False
         self.load_delay = 0.0
+        self.thought = ""
+        """What it thinks before each reply, where the server tells it from the reply."""
         self.requests: list[dict[str, Any]] = []
         self.in_use: Counter[str] = Counter()
         self.log: list[str] = []
@@ -197,6 +199,7 @@ class StubEngine:
             finish = "length"
         frame = {"id": "chatcmpl-of-the-stub", "created": int(time.time()), "model": body["model"]}
         if not body.get("stream"):
+            await asyncio.sleep(self.pause * len(words))
             ids = [token for word in words for token in ids_of(word)]
             choice = {"index": 0, "message": message, "finish_reason": finish, **_scores(body, ids)}
             return web.json_response(
@@ -208,13 +211,17 @@ class StubEngine:
         await answer.prepare(request)
         first = {**frame, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
         await _send(answer, _spoiled({**first, **_prompt_ids(body, prompt)}, trouble))
+        for word in self.thought.split():
+            choice = {"index": 0, "delta": {"reasoning": word}, **_scores(body, ids_of(word))}
+            await _send(answer, {**frame, "choices": [choice]})
         for place, word in enumerate(words):
             await asyncio.sleep(self.pause)
             if place == 1 and trouble == "dies":
                 await asyncio.sleep(0.1)  # what was sent before has arrived
                 request.transport.abort()
-            if place == 1 and trouble == "errors":
-                await _send(answer, {"error": {"message": "EngineCore died", "code": 500}})
+            if place == 1 and trouble in ("errors", "refuses late"):
+                code = 500 if trouble == "errors" else 400
+                await _send(answer, {"error": {"message": "EngineCore died", "code": code}})
                 break
             if place == 1 and trouble == "stalls":
                 await asyncio.sleep(3600)

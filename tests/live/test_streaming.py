@@ -104,6 +104,20 @@ def test_a_client_that_goes_away_before_the_reply_begins(gateway, stub, fields):
     assert gateway.ask("x").choices[0].message.content == "stub: x"
 
 
+def test_a_client_that_goes_away_and_has_seen_nothing(gateway, stub):
+    """What was sampled for it by then is nobody's turn."""
+    stub.pause, stub.pieces = 0.1, 200
+    connection = open_request(gateway)
+    wait_for(lambda: gateway.metric("first_piece_seconds_count") == 1, what="the first piece")
+    connection.close()
+    wait_for(lambda: stub.aborted == 1, what="the end of the generation")
+    wait_for(lambda: gateway.metric("requests_total", status="499") == 1)
+    assert gateway.metric("disconnects_total") == 1
+    stub.pause, stub.pieces = 0, 0
+    gateway.ask("x")
+    assert [turn.reply["content"] for turn in gateway.turns()] == ["stub: x"]  # turns are recorded in their order
+
+
 def test_a_client_that_reads_slowly_gets_everything(gateway, stub):
     stub.pieces = 20_000
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)

@@ -24,7 +24,6 @@ class EngineRequest:
         sampling: Settings under OpenAI's names; `temperature`, `top_p` and `stop` (a list) are always there.
         adapter: The name of an adapter that was loaded, or `None` for the model without one.
         user: Who waits for it. Engines that take one request at a time take turns between users.
-        stream: Whether pieces are wanted as they come. If not, there may be one piece.
         on_turn: Called when an engine that takes one request at a time begins with this one.
     """
 
@@ -33,7 +32,6 @@ class EngineRequest:
     sampling: dict[str, Any]
     adapter: str | None = None
     user: str = ""
-    stream: bool = True
     on_turn: Callable[[], None] = lambda: None
 
 
@@ -87,7 +85,7 @@ class Engine(Protocol):
         ...
 
     def stream(self, request: EngineRequest) -> AsyncGenerator[Delta, None]:
-        """Sample a reply. Closing the generator ends the generation.
+        """Sample a reply, in pieces that come as they are sampled. Closing the generator ends the generation.
 
         Raises:
             EngineError: When there is no reply, or no more of it.

@@ -86,12 +86,9 @@ class VllmEngine:
             async with self._client().post(url, data=json.dumps(self._body(request)), timeout=timeout) as answer:
                 if answer.status != 200:
                     raise _refusal(answer.status, await answer.text(), request.adapter)
-                if request.stream:
-                    async for line in answer.content:
-                        if (event := _event(line)) is not None:
-                            yield _piece(event, "delta", temperature)
-                else:
-                    yield _piece(_parsed(await answer.read()), "message", temperature)
+                async for line in answer.content:
+                    if (event := _event(line)) is not None:
+                        yield _piece(event, temperature)
         except (aiohttp.ClientError, OSError, ValueError) as error:  # aiohttp's ValueError: a line that is too long
             raise self._failure(error) from error
 
@@ -101,7 +98,7 @@ class VllmEngine:
             "messages": request.messages,
             **_PLAIN_SAMPLING,
             **request.sampling,
-            "stream": request.stream,
+            "stream": True,  # also for clients that want the whole: a long reply must not look like silence
             "logprobs": True,
             "top_logprobs": 0,
             "return_token_ids": True,
@@ -194,11 +191,18 @@ class VllmEngine:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """What a line of a stream says; `None` for the lines in between and the end."""
+    """What a line of a stream says; `None` for the lines in between and the end. An error may come as a line, too."""
     if not line.startswith(b"data:"):
         return None
     data = line[5:].strip()
-    return None if data == b"[DONE]" else _parsed(data)
+    if data == b"[DONE]":
+        return None
+    event = _parsed(data)
+    if error := event.get("error"):
+        status = error.get("code") if isinstance(error, dict) else None
+        status = status if isinstance(status, int) and 400 <= status < 600 else 500
+        raise _refusal(status, data.decode(), None)
+    return event
 
 
 def _parsed(data: bytes | str) -> dict[str, Any]:
@@ -208,16 +212,14 @@ def _parsed(data: bytes | str) -> dict[str, Any]:
         raise EngineError("broken", f"vLLM sent something that is no JSON: {data[:80]!r}.") from error
     if not isinstance(value, dict):
         raise EngineError("broken", f"vLLM sent something that is no object: {data[:80]!r}.")
-    if value.get("error"):
-        raise EngineError("broken", _said(json.dumps(value), 500))
     return value
 
 
-def _piece(event: Mapping[str, Any], place: str, temperature: float) -> Delta:
-    """A chunk, or a whole reply, as a piece. `place` is where its text stands in a choice."""
+def _piece(event: Mapping[str, Any], temperature: float) -> Delta:
+    """A chunk as a piece."""
     try:
         choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
-        said = choice.get(place) or {}
+        said = choice.get("delta") or {}
         scores = (choice.get("logprobs") or {}).get("content") or ()
         piece = Delta(
             content=said.get("content") or "",
@@ -243,7 +245,7 @@ def _check_kinds(piece: Delta) -> None:
 
 
 def _tool_calls(calls: Any) -> list[dict[str, Any]]:
-    """Calls with their places, which whole replies leave out, and without fields that are empty."""
+    """Pieces of calls with their places, and without fields that are empty."""
     return [
         {"index": index, **{name: value for name, value in call.items() if value is not None}}
         for index, call in enumerate(calls or ())

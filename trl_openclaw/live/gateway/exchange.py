@@ -70,10 +70,11 @@ class Exchange:
     async def pieces(self) -> AsyncGenerator[Delta, None]:
         """The reply's pieces; the last one has the reason for its end, and has not been given before its record.
 
-        Closing the generator before its end ends the generation and records what was there, as `"disconnect"`.
+        Closing the generator before its end ends the generation and records what was there, as `"disconnect"`. Nothing
+        is recorded where the client waits for the whole, since nobody has seen any of it.
 
         Raises:
-            EngineError: When the engine fails. What was there is recorded as `"error"`.
+            EngineError: When the engine fails. What was there is recorded as `"error"`, likewise.
         """
         cut = "error"
         try:
@@ -97,7 +98,7 @@ class Exchange:
         finally:
             if cut == "disconnect":
                 self.gateway.metrics.disconnects.inc()
-            if cut and self.reply:
+            if cut and self.reply and self.request.stream:
                 self._record(cut)
 
     async def _from_engine(self) -> AsyncGenerator[Delta, None]:
@@ -146,7 +147,6 @@ class Exchange:
             sampling=self.sampling,
             adapter=served.adapter,
             user=self.user,
-            stream=self.request.stream,
             on_turn=self._on_turn,
         )
 
