@@ -365,6 +365,17 @@ def test_a_call_that_must_be_made_is_refused(tmp_path, caller):
         client.chat.completions.create(model="tiny", messages=[USER], tools=[TOOL], tool_choice="required")
 
 
+def test_a_developer_is_heard_by_templates_that_do_not_know_the_role(tmp_path, caller, monkeypatch):
+    scripted(monkeypatch, "Bonjour.")
+    messages = [{"role": "developer", "content": "Only French."}, USER]
+    with serving(tmp_path, caller) as gateway, gateway.client() as client:
+        client.chat.completions.create(model="tiny", messages=messages)
+        (turn,) = gateway.turns()
+    assert "Only French." in tiny_tokenizer().decode(turn.prompt_ids)
+    again = caller._tokenizer.apply_chat_template(turn.messages, add_generation_prompt=True, return_dict=True)
+    assert tuple(again["input_ids"]) == turn.prompt_ids  # as the learner renders it
+
+
 def test_tools_through_the_official_client(tmp_path, caller, monkeypatch):
     ids = scripted(monkeypatch, f"Let me see.{CALL}")
     assert caller.features == {"tools"}

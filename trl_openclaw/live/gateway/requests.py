@@ -129,9 +129,15 @@ class ChatRequest(BaseModel):
 
     @property
     def said(self) -> list[dict[str, Any]]:
-        """The messages for engine and store: every content is one text, which every template can read."""
+        """The messages for engine and store, as every template can read them: each content is one text, and a
+        developer's message the system's, since many templates pass over roles that they do not know.
+        """
         return [
-            {**message.model_dump(exclude_none=True), "content": message_text({"content": message.content})}
+            {
+                **message.model_dump(exclude_none=True),
+                "role": "system" if message.role == "developer" else message.role,
+                "content": message_text({"content": message.content}),
+            }
             for message in self.messages
         ]
 
