@@ -19,6 +19,7 @@ from trl_openclaw.errors import EngineError
 from trl_openclaw.live.engines import Delta
 from trl_openclaw.live.gateway.app import GatewayOptions
 from trl_openclaw.live.gateway.reply import Reply
+from trl_openclaw.types import Verdict, Vote
 
 
 def user(text):
@@ -109,6 +110,40 @@ def test_pieces_are_the_same_reply(gateway):
     assert len(turn.logprobs) == len(turn.completion_ids)
 
 
+@pytest.mark.parametrize("asked", ["one two", f"{CALL} north"])
+def test_the_whole_is_what_the_pieces_come_to(gateway, stub, asked):
+    stub.thought = "well then"
+    fields = {"model": "stub", "messages": [user(asked)], "tools": [TOOL]}
+    with gateway.client() as client:
+        whole = client.chat.completions.create(**fields)
+        with client.chat.completions.stream(**fields, stream_options={"include_usage": True}) as source:
+            pieces = source.get_final_completion()
+    first, second = gateway.turns()
+    for reply in (whole, pieces):
+        assert reply.choices[0].finish_reason == ("tool_calls" if CALL in asked else "stop")
+        assert reply.choices[0].message.reasoning_content == "wellthen"
+        assert reply.usage == whole.usage
+        assert (reply.choices[0].message.content or None) == first.reply["content"]
+    for part in ("reply", "prompt_ids", "completion_ids", "logprobs", "finish_reason", "sampling", "tools"):
+        assert getattr(first, part) == getattr(second, part), part
+    calls = first.reply.get("tool_calls", [])
+    assert [call.to_dict() for call in whole.choices[0].message.tool_calls or []] == calls
+    assert [call.function.arguments for call in pieces.choices[0].message.tool_calls or []] == [
+        call["function"]["arguments"] for call in calls
+    ]
+    assert whole.usage.prompt_tokens == len(first.prompt_ids)
+    assert whole.usage.completion_tokens == len(first.completion_ids) > len("wellthen")
+
+
+def test_a_whole_reply_may_take_longer_than_the_engine_may_be_silent(tmp_path, stub):
+    stub.pause = 0.3
+    with serving_stub(tmp_path, stub, options=GatewayOptions(timeout=1.5)) as gateway:
+        reply = gateway.ask("a b c d e f g")
+        assert reply.choices[0].message.content == "stub: a b c d e f g"
+        assert [turn.finish_reason for turn in gateway.turns()] == ["stop"]
+    assert [request["stream"] for request in stub.requests] == [True]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_call_and_what_follows_it(gateway, stream):
     messages = [user(f"{CALL} north")]
@@ -183,6 +218,21 @@ def test_conversations_are_found_without_ids(gateway):
         place = len(turn.messages) // 2
         assert turn.next_state == [user(f"{name} says {place}")]
     assert all(turn.next_state is None for turn in turns[6:])
+
+
+def test_what_a_developer_says_the_system_says(gateway, stub):
+    messages = [{"role": "developer", "content": "Only French."}, user("Hi")]
+    with gateway.client() as client:
+        said = client.chat.completions.create(model="stub", messages=messages).choices[0].message
+        messages += [said.to_dict(), user("Merci, and now?")]
+        client.chat.completions.create(model="stub", messages=messages)
+    first, second = gateway.turns()
+    for asked, turn in zip(stub.requests, (first, second), strict=True):
+        assert turn.messages == asked["messages"]
+        assert turn.messages[0] == {"role": "system", "content": "Only French."}
+        assert turn.prompt_ids == tuple(prompt_of(turn.messages))
+    assert second.parent == first.turn_id
+    assert first.next_state == [user("Merci, and now?")]
 
 
 def test_headers_that_nobody_needs(gateway):
@@ -387,9 +437,28 @@ def test_an_engine_that_says_nothing_any_more(tmp_path, stub, trouble):
             wait_for(gateway.turns)
             assert gateway.turns()[0].finish_reason == "error"
         wait_for(lambda: stub.aborted == 1, what="the end of the generation")
+        if trouble == "stalls":
+            status, answer = chat(gateway, messages=[user("a b c")])
+            assert (status, answer["error"]["code"]) == (504, "engine_slow")
+            wait_for(lambda: stub.aborted == 2, what="the end of the generation")
 
 
-@pytest.mark.parametrize(("trouble", "status"), [("dies", 503), ("errors", 502), ("ends", 502)])
+BREAKS = pytest.mark.parametrize(
+    ("trouble", "status"), [("dies", 503), ("errors", 502), ("refuses late", 400), ("ends", 502)]
+)
+
+
+@BREAKS
+def test_a_whole_reply_that_breaks_off_is_an_error_and_no_turn(gateway, stub, trouble, status):
+    stub.trouble = lambda request: trouble
+    found, answer = chat(gateway, messages=[user("a b c")])
+    assert (found, answer["error"]["code"][:7]) == (status, "engine_")
+    stub.trouble = lambda request: None
+    gateway.ask("x")
+    assert [turn.reply["content"] for turn in gateway.turns()] == ["stub: x"]  # turns are recorded in their order
+
+
+@BREAKS
 def test_a_reply_that_breaks_off(gateway, stub, trouble, status):
     stub.trouble = lambda request: trouble
     with gateway.client() as client:
@@ -505,10 +574,19 @@ def test_too_many_at_once_are_told_to_come_back(tmp_path, stub):
     assert found == [200, 200, 429, 429, 429, 429]
 
 
-def test_feedback(gateway):
+@pytest.fixture
+def trainable(monkeypatch):
+    """No turn is kept for checks, as one in eight is otherwise."""
+    monkeypatch.setattr("trl_openclaw.live.store_turns.is_held_out", lambda turn_id: False)
+
+
+def test_feedback(trainable, gateway):
     reply = gateway.ask("hello")
     body = {"turn_id": reply.id, "thumb": "down", "correction": "Greet me by name."}
-    assert post(gateway, "/v1/feedback", body) == (200, {"object": "feedback", "turn_id": reply.id, "new": True})
+    assert post(gateway, "/v1/feedback", body) == (
+        200,
+        {"object": "feedback", "turn_id": reply.id, "new": True, "state": "ready"},
+    )
     assert post(gateway, "/v1/feedback", body)[1]["new"] is False
     same = {"id": reply.id, "thumb": -1, "correction": "Greet me by name."}  # in other words
     assert post(gateway, "/v1/feedback", same)[1]["new"] is False
@@ -527,8 +605,8 @@ def test_the_last_thumb_counts(gateway):
         assert post(gateway, "/v1/feedback", {"id": reply.id, "thumb": thumb})[1]["new"] is True
         assert gateway.store.show("default", reply.id).verdict.score == score
     assert post(gateway, "/v1/feedback", {"id": reply.id, "thumb": "up", "correction": "Greet me."})[1]["new"] is True
-    for again in ({}, {"correction": " Greet me. "}):
-        assert post(gateway, "/v1/feedback", {"id": reply.id, "thumb": "up", **again})[1]["new"] is False
+    again = {"id": reply.id, "thumb": "up", "correction": " Greet me. "}
+    assert post(gateway, "/v1/feedback", again)[1]["new"] is False
     assert gateway.store.show("default", reply.id).verdict.hints == ("Greet me.",)
     news = [
         post(gateway, "/v1/feedback", {"id": one.id, "thumb": "down", "key": "1"})[1]["new"]
@@ -536,6 +614,55 @@ def test_the_last_thumb_counts(gateway):
     ]
     assert news == [True, True, False]  # a key names feedback on one reply
     assert [turn.verdict.score for turn in gateway.turns()] == [-1, -1]
+
+
+def test_a_correction_is_withdrawn_by_the_same_thumb_without_one(gateway):
+    reply = gateway.ask("hello")
+    for more, hints in (
+        ({"correction": "Greet me."}, ("Greet me.",)),
+        ({}, ()),
+        ({"correction": "Greet me."}, ("Greet me.",)),
+        ({"correction": "Be kind."}, ("Be kind.",)),
+        ({"correction": "  "}, ()),
+    ):
+        body = {"id": reply.id, "thumb": "down", **more}
+        assert [post(gateway, "/v1/feedback", body)[1]["new"] for _ in range(3)] == [True, False, False]
+        verdict = gateway.store.show("default", reply.id).verdict
+        assert (verdict.score, verdict.hints) == (-1, hints)
+
+
+def test_a_judge_s_hint_is_no_correction_to_withdraw(gateway):
+    """The same thumb again is no news then, and does not take the hint away."""
+    reply = gateway.ask("hello")
+    hinted = Verdict.from_votes([Vote(-1, None, hint="Greet me.")])
+    for news in (True, False):
+        assert post(gateway, "/v1/feedback", {"id": reply.id, "thumb": "down"})[1]["new"] is news
+        gateway.store.add_verdict(reply.id, hinted)
+    assert gateway.store.show("default", reply.id).verdict.hints == ("Greet me.",)
+
+
+def test_feedback_that_comes_too_late_is_told_so(trainable, gateway):
+    reply, other = gateway.ask("hello"), gateway.ask("hello again")
+    states, correction = [], {"thumb": "down", "correction": "Greet me."}
+
+    def say(one):
+        states.append(post(gateway, "/v1/feedback", {"id": one.id, **correction})[1]["state"])
+
+    say(reply)
+    batch = gateway.store.claim("default", 1, 9)
+    say(reply)
+    gateway.store.end_batch(batch.batch_id, "trained", "v000001")
+    correction["correction"] = "Name the river."
+    say(reply)
+    gateway.store.opt_out("default")
+    say(other)
+    assert states == ["ready", "claimed", "trained", "opted_out"]
+
+
+def test_feedback_on_what_is_kept_for_checks_says_so(gateway, monkeypatch):
+    monkeypatch.setattr("trl_openclaw.live.store_turns.is_held_out", lambda turn_id: True)
+    body = {"id": gateway.ask("hello").id, "thumb": "down", "correction": "Greet me."}
+    assert [post(gateway, "/v1/feedback", body)[1]["state"] for _ in range(2)] == ["held_out", "held_out"]
 
 
 def test_unknown_paths_and_methods(gateway):

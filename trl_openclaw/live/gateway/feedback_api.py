@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from ...errors import StoreError, UnknownTurnError
-from ..records import StoredVerdict
+from ..records import StoredVerdict, TurnState
 from ..store import Store
 from .api_errors import ApiError
 from .auth import CurrentUser
@@ -41,28 +41,32 @@ class Feedback(BaseModel):
         """Whether it says what already counts, and has no key of its own."""
         if self.key is not None or last is None or last.source != "feedback" or last.score != _THUMBS[self.thumb]:
             return False
-        correction = (self.correction or "").strip()
-        return not correction or correction in last.hints
+        counts = last.hints[0] if last.hint_source == "feedback" else ""  # a correction is one hint
+        return (self.correction or "").strip() == counts
 
 
 @router.post("/v1/feedback")
 async def feedback(request: Request, said: Feedback, user: CurrentUser) -> dict[str, Any]:
-    """Take feedback. `new` says whether it was news."""
+    """Take feedback. `new` says whether it was news, and `state` what has become of the turn, of which only those are
+    still to be trained that are `open`, `answered`, `judged` or `ready`.
+    """
     gateway = request.app.state.gateway
     thumb = _THUMBS[said.thumb]
 
-    def work(store: Store) -> bool:
-        if said.repeats(store.show(user, said.turn_id).verdict):
-            return False
+    def work(store: Store) -> tuple[bool, TurnState]:
+        before = store.show(user, said.turn_id)
+        if said.repeats(before.verdict):
+            return False, before.state
         key = f"{said.turn_id} {said.key or uuid.uuid4().hex}"  # a client may name each reply's first feedback alike
-        return store.add_feedback(user, said.turn_id, thumb, said.correction, key)
+        new = store.add_feedback(user, said.turn_id, thumb, said.correction, key)
+        return new, store.show(user, said.turn_id).state
 
     try:
-        new = await gateway.recorder.call(work)
+        new, state = await gateway.recorder.call(work)
     except UnknownTurnError as error:
         raise ApiError(404, f"There is no reply {said.turn_id!r}.", param="turn_id", code="turn_not_found") from error
     except StoreError as error:
         raise ApiError(503, "The store cannot be written now; send this again later.") from error
     if new:
         gateway.metrics.feedback.labels(_WORDS[thumb]).inc()
-    return {"object": "feedback", "turn_id": said.turn_id, "new": new}
+    return {"object": "feedback", "turn_id": said.turn_id, "new": new, "state": state}
