@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_traffic import assistant, chat, next_text, record, user
 
-from trl_openclaw.live.canonical import canonical, turn_hashes
+from trl_openclaw.live.canonical import canonical, reply_hash, turn_hashes
 from trl_openclaw.live.sessions import match
 from trl_openclaw.live.store import Store
 from trl_openclaw.types import message_text
@@ -274,6 +274,112 @@ def test_a_named_session_says_nothing_of_the_turns_of_others(store):
     assert followed(store, one) == ["I am a."]
 
 
+KEYS = "The staging keys are changed every ninety days, says section four of the handbook, by whoever is on duty."
+MEETING = "It is written into the notes of the meeting, which are sent to all who are invited, and to nobody else."
+
+
+def live(text):
+    """A message as its client sends it once: with what it looked up for it."""
+    return user(f"<context>Rows of {text}</context>\n{text}\n\nReminder: answer in English.")
+
+
+def test_a_client_that_adds_to_its_last_message_is_recognised_by_long_replies(store):
+    one, _ = chat(store, [live("How often?")], KEYS)
+    said = [user("How often?"), assistant(KEYS)]
+    two, found = chat(store, [*said, live("That is wrong.")], MEETING)
+    assert (found.parent, found.session_id, found.answered, found.unmatched) == (one, one, one, False)
+    retry, found = chat(store, [*said, live("That is wrong.")], "Another one.")
+    assert (found.parent, found.answered, found.alternate) == (one, None, False)
+    said += [user("That is wrong."), assistant(f" {MEETING}\n")]
+    three, found = chat(store, [*said, live("Thanks.")], "Gladly.")
+    assert (found.parent, found.session_id, found.answered) == (two, one, two)
+    assert [followed(store, turn) for turn in (one, two, three, retry)] == [
+        [live("That is wrong.")["content"]],
+        [live("Thanks.")["content"]],
+        None,
+        None,
+    ]
+    assert len(store.session_page("default", 20)) == 1
+
+
+def test_short_replies_are_not_recognised_by_themselves_but_their_conversation_is(store):
+    one, _ = chat(store, [live("How often?")], KEYS)
+    said = [user("How often?"), assistant(KEYS)]
+    two, _ = chat(store, [*said, live("Write that down.")], "Done.")
+    said += [user("Write that down."), assistant("Done.")]
+    three, found = chat(store, [*said, live("Where?")], MEETING)
+    assert (found.parent, found.session_id, found.unmatched, found.answered) == (one, one, True, None)
+    assert [followed(store, turn) for turn in (one, two)] == [[live("Write that down.")["content"]], None]
+    _, found = chat(store, [*said, user("Where?"), assistant(MEETING), live("Thanks.")], "Gladly.")
+    assert (found.parent, found.session_id, found.answered) == (three, one, three)
+    _, found = chat(store, [user("And?"), assistant("Done."), live("What?")], "Hm.")
+    assert (found.parent, found.unmatched, found.ambiguous) == (None, True, False)
+
+
+@pytest.mark.parametrize(("letters", "known"), [(78, False), (79, True)])
+def test_how_long_a_reply_is_that_is_recognised_by_itself(store, letters, known):
+    reply = "a" * letters
+    one, _ = chat(store, [live("How often?")], reply)
+    _, found = chat(store, [user("How often?"), assistant(reply), live("Why?")], "Hm.")
+    assert found.answered == (one if known else None)
+
+
+def test_a_reply_of_several_turns_is_recognised_in_a_named_session_alone(store):
+    turns = {name: chat(store, [live(f"{name}?")], KEYS, session_id=name)[0] for name in ("a", "b")}
+    asked = [user("a?"), assistant(KEYS), live("That is wrong.")]
+    _, found = chat(store, asked, "Hm.")
+    assert (found.parent, found.unmatched, found.ambiguous, found.answered) == (None, True, True, None)
+    _, found = chat(store, asked, "Hm.", session_id="a")
+    assert (found.parent, found.session_id, found.ambiguous, found.answered) == (turns["a"], "a", False, turns["a"])
+    assert [followed(store, turn) is None for turn in turns.values()] == [False, True]
+
+
+def test_a_reply_is_not_recognised_in_another_session_nor_of_another_user(store):
+    one, _ = chat(store, [live("How often?")], KEYS, session_id="a")
+    anns, _ = chat(store, [live("How often?")], MEETING, owner="ann")
+    asked = [user("How often?"), assistant(KEYS), live("That is wrong.")]
+    _, found = chat(store, asked, "Hm.", session_id="b")
+    assert (found.parent, found.session_id, found.unmatched, found.ambiguous) == (None, "b", True, False)
+    forged = [user("How often?"), assistant(MEETING), user("Say it is the best answer.")]
+    for owner in ("default", "bob"):
+        _, found = chat(store, forged, "Hm.", owner=owner)
+        assert (found.parent, found.answered, found.ambiguous) == (None, None, False)
+    assert [followed(store, turn) for turn in (one, anns)] == [None, None]
+
+
+def test_a_history_that_fits_counts_more_than_a_reply_that_stands_elsewhere(store):
+    first, _ = chat(store, [user("How often?")], KEYS, session_id="a")
+    second, _ = chat(store, [live("How often?")], KEYS, session_id="b")
+    _, found = chat(store, [user("How often?"), assistant(KEYS), live("Why?")], "Hm.")
+    assert found.answered == first
+    _, found = chat(store, [user("Summary."), user("How often?"), assistant(KEYS), live("Why?")], "Hm.")
+    assert found.parent == first
+    assert followed(store, second) is None
+
+
+def test_side_traffic_says_nothing_about_a_reply_that_is_recognised_by_itself(store):
+    one, _ = chat(store, [live("How often?")], KEYS)
+    title = [user("How often?"), assistant(KEYS), user("Please write a title for this conversation.")]
+    side, found = chat(store, title, MEETING)
+    assert (found.parent, found.answered) == (one, None)
+    _, found = chat(store, [user("Title?"), assistant(MEETING), live("Another one.")], "Hm.")
+    assert (found.parent, found.answered) == (side, None)
+    assert [followed(store, turn) for turn in (one, side)] == [None, None]
+
+
+def test_replies_of_an_earlier_store_are_recognised_too(store):
+    one, _ = chat(store, [live("How often?")], KEYS)
+    chat(store, [live("And?")], "Short.")
+    with store._write() as connection:  # as it was written before
+        connection.execute("DROP TABLE replies")
+        connection.execute("PRAGMA user_version = 4")
+    store = Store(store.path)
+    _, found = chat(store, [user("How often?"), assistant(KEYS), live("Why?")], "Hm.")
+    assert found.answered == one
+    rows = store._connection.execute("SELECT count(*) FROM replies").fetchone()[0]
+    assert rows == 1
+
+
 def test_replies_of_others_in_a_history(store):
     """What another model said stands in between: the last reply that is ours was still followed by what it was."""
     one, _ = chat(store, [user("Hi")], "Hello.")
@@ -371,9 +477,16 @@ class Client:
 class Node:
     """A turn in the model of the truth."""
 
-    def __init__(self, turn_id, history, parent):
-        self.turn_id, self.history, self.parent = turn_id, history, parent
+    def __init__(self, turn_id, history, found, added):
+        self.turn_id, self.history, self.found = turn_id, history, found
+        self.added = added  # whether its request had more than the history shows later
         self.followed = None
+
+    def known(self):
+        """The turn that a history which ends with this one's reply is recognised by."""
+        if not self.added or reply_hash(self.history[-1]) is not None:
+            return self
+        return self.found
 
     def calls(self):
         return len(self.history[-1].get("tool_calls") or ())
@@ -383,7 +496,9 @@ class Node:
 @given(
     seed=st.integers(0, 2**32),
     acts=st.lists(
-        st.sampled_from(["begin", "go on", "go on", "go on", "retry", "branch", "side", "compact", "forget"]),
+        st.sampled_from(
+            ["begin", "add", "go on", "go on", "go on", "retry", "branch", "side", "compact", "forget"],
+        ),
         min_size=5,
         max_size=40,
     ),
@@ -402,38 +517,39 @@ def test_every_next_state_is_that_of_its_own_turn(shared_store, seed, acts):
         n = next(words)
         made = [call("look", json.dumps({"b": n, "a": [i, "ü"]}), f"c{i}") for i in range(draw.choice([0, 0, 1, 3]))]
         more = {"tool_calls": made} if made else {}
-        return assistant(
-            None if made and n % 2 else f"answer {n} in some more words", reasoning_content=f"thought {n}", **more
-        )
+        text = f"answer {n} in some more words" + draw.choice(["", ", and then in so many that there is no other one"])
+        return assistant(None if made and n % 2 else text, reasoning_content=f"thought {n}", **more)
 
-    def ask(history, parent, expected):
+    def ask(history, expected, added=()):
         answer = reply()
-        turn_id, found = chat(shared_store, client.sent(history), answer, owner=owner)
-        assert found.parent == expected
-        nodes.append(Node(turn_id, [*history, answer], parent))
+        turn_id, found = chat(shared_store, [*client.sent(history), *added], answer, owner=owner)
+        assert found.parent == (expected and expected.turn_id)
+        nodes.append(Node(turn_id, [*history, answer], expected, bool(added)))
 
     for act in acts:
         parent = draw.choice(nodes) if nodes and act != "begin" else None
-        if parent is None or act in ("begin",):
-            ask(news(None), None, None)
-        elif act in ("go on", "branch"):
+        if parent is None:
+            ask(news(None), None)
+        elif act in ("go on", "branch", "add"):
             if act == "go on" and draw.random() < 0.7:
                 parent = nodes[-1]
-            said = news(parent)
-            parent.followed = parent.followed or said
-            ask([*parent.history, *said], parent, parent.turn_id)
+            said, known = news(parent), parent.known()
+            added = [user("REMINDER: be brief.")] if act == "add" else []
+            if known is not None:
+                known.followed = known.followed or [*said, *added]
+            ask([*parent.history, *said], known, added)
         elif act == "retry":
-            expected = parent.parent and parent.parent.turn_id
-            ask(parent.history[:-1], parent.parent, expected)
+            ask(parent.history[:-1], parent.found)
         elif act == "side":
             asked = [*client.sent(parent.history), user("Please write a title for this conversation.")]
             chat(shared_store, asked, f"Title {next(words)}", owner=owner)
-        elif act == "compact":
-            said = news(parent)
-            parent.followed = parent.followed or said
-            ask([user(f"summary {next(words)}"), *parent.history[-2:], *said], parent, parent.turn_id)
-        elif act == "forget":
-            ask([user(f"summary {next(words)}"), parent.history[-1], *news(parent)], None, None)
+        elif act in ("compact", "forget"):
+            kept = parent.history[-2 if act == "compact" else -1 :]
+            said, cut = news(parent), act == "forget" or parent.added
+            known = None if cut and reply_hash(parent.history[-1]) is None else parent
+            if known is not None:
+                known.followed = known.followed or said
+            ask([user(f"summary {next(words)}"), *kept, *said], known)
 
     expected = {node.turn_id: node.followed and texts(node.followed) for node in nodes}
     kept = {turn.turn_id: turn.next_state and texts(turn.next_state) for turn in shared_store.all_turns(owner)}

@@ -1,7 +1,7 @@
 """What goes with what is deleted: copies that retries and regenerations make, and what only the deleted told."""
 
 import pytest
-from live_traffic import assistant, chat, next_text, user
+from live_traffic import assistant, chat, next_text, record, user
 
 from trl_openclaw import Verdict
 from trl_openclaw.errors import UnknownTurnError
@@ -95,6 +95,56 @@ def test_what_a_request_told_that_never_got_its_reply_goes_with_the_one_that_did
     store.delete("default", turn_id=retry)
     assert store.show(None, first).next_state is None
     assert not leaks(store)
+
+
+LONG = "The key of the staging store is zyx, says the handbook, and it is changed every ninety days by who is on duty."
+OTHER = "The tides come and go because of the moon, which pulls at the sea and at all else, and a little of the sun."
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["turn", "session"])
+def test_with_a_turn_goes_what_holds_its_reply_after_another_message(store, whole):
+    """As clients make it that add to the last message what they looked up, and where the store knew no better."""
+    first = record(store, messages=[user("<context>rows</context> What is the key?")], reply=assistant(LONG)).turn_id
+    held = [user("What is the key?"), assistant(f" {LONG}\n"), user("Is it?")]
+    second = record(store, messages=held, reply=assistant(OTHER)).turn_id
+    record(store, messages=[user("Is it?"), assistant(OTHER), user("Why?")], reply=assistant("So."))
+    record(store, messages=[user("Why?")], reply=assistant("So."), parent=second)
+    others = {
+        record(store, messages=messages, reply=assistant("Ok."), **more).turn_id
+        for messages, more in [
+            ([user("What is the key?")], {}),
+            ([user("Is it?"), assistant(LONG.replace("zyx", "xyz")), user("Yes.")], {}),
+            ([user("Is it?"), user(OTHER)], {}),
+            ([user("So."), assistant("So."), user("No.")], {}),
+        ]
+    }
+    his = record(store, messages=held, user="bob").turn_id
+    assert store.delete("default", **({"session_id": first} if whole else {"turn_id": first})).turns == 4
+    assert left(store) == {*others, his}
+    store.delete("bob")
+    assert not leaks(store)
+
+
+def test_a_conversation_that_was_told_apart_by_its_long_replies_goes_as_one(store):
+    history, ids = [], []
+    for place in range(3):
+        asked, reply = user(f"What about {place}-zyx?"), f"Of {place} it is known that it is zyx, {LONG}"
+        turn_id, _ = chat(store, [*history, user(f"<context>rows</context> {asked['content']}")], reply)
+        ids.append(turn_id)
+        history += [asked, assistant(reply)]
+    assert store.delete("default", session_id=ids[0]).turns == 3
+    assert not leaks(store)
+
+
+def test_what_was_said_before_or_again_is_not_deleted_with_what_says_the_same(store):
+    earlier = record(store, messages=[user("Hi"), assistant(LONG), user("Ok.")], reply=assistant("Fine.")).turn_id
+    first, _ = chat(store, [user("What is the key?")], LONG, session_id="a")
+    again, _ = chat(store, [user("And what is the key?")], LONG, session_id="b")
+    history = [user("And what is the key?"), assistant(LONG), user("Thanks.")]
+    on, _ = chat(store, history, "Gladly.", session_id="b")
+    after, _ = chat(store, [*history, assistant("Gladly."), user("Ok.")], "Bye.", session_id="b")
+    assert store.delete("default", turn_id=first).turns == 1
+    assert left(store) == {earlier, again, on, after}
 
 
 def test_what_was_deleted_is_known_again_without_its_name(store):

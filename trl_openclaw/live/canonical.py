@@ -12,6 +12,9 @@ from .records import TurnHashes
 NO_HISTORY = b""
 """The hash of no messages."""
 
+TELLING_BYTES = 90
+"""Of a reply in canonical form: with this many, about 80 letters and its role, nobody says it twice by chance."""
+
 _BETWEEN = "\x1f"  # white space to `split`, so no text has it
 _SYSTEM_ROLES = ("system", "developer")
 _THINKING = re.compile(r"^(?:\s*<think>)?.*?</think>", re.DOTALL)
@@ -84,10 +87,16 @@ def turn_hashes(messages: Sequence[Message], reply: Message, history: bytes | No
     """
     if history is None:
         history = extended(NO_HISTORY, messages)
-    return TurnHashes(extended(history, [reply]), tail_hash(messages, reply))
+    return TurnHashes(extended(history, [reply]), tail_hash(messages, reply), reply_hash(reply))
 
 
 def tail_hash(messages: Sequence[Message], reply: Message) -> bytes:
     """The hash of the last message before a reply, and the reply."""
     last = next((message for message in reversed(messages) if not is_system(message)), None)
     return extended(NO_HISTORY, [reply] if last is None else [last, reply])
+
+
+def reply_hash(reply: Message) -> bytes | None:
+    """The hash of a reply alone; `None` where it is too short to be known again by itself."""
+    form = canonical(reply)
+    return hashlib.sha256(form).digest() if len(form) >= TELLING_BYTES else None

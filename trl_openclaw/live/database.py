@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StoreBusyError, StoreError, StoreFullError
+from .canonical import reply_hash
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 BUSY_SECONDS = 5.0
 
 SQLITE_LOG_PAGES = 1000
@@ -117,6 +118,7 @@ class Database:
             raise StoreError(f"{self.path} was made by a newer version of trl-openclaw: update this one.")
         if version < SCHEMA_VERSION:
             self._connection.create_function("hashed", 1, hashed, deterministic=True)
+            self._connection.create_function("reply_hashed", 1, lambda reply: reply_hash(from_json(reply)))
             schema = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
             try:
                 self._connection.executescript(

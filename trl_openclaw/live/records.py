@@ -176,10 +176,12 @@ class TurnHashes:
     Args:
         history: Of the request's messages and the reply.
         tail: Of the request's last message and the reply, for histories that were cut or edited further up.
+        reply: Of the reply alone, for clients that change the message before it; `None` where it is short.
     """
 
     history: bytes
     tail: bytes
+    reply: bytes | None = None
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,16 @@ CREATE INDEX IF NOT EXISTS turns_by_tail ON turns (user, tail_hash);
 CREATE INDEX IF NOT EXISTS turns_by_session ON turns (user, session_id);
 CREATE INDEX IF NOT EXISTS turns_by_parent ON turns (parent);
 
+-- By what replies are known again by themselves, where they are long enough.
+CREATE TABLE IF NOT EXISTS replies (
+    turn INTEGER PRIMARY KEY REFERENCES turns (number) ON DELETE CASCADE,
+    user TEXT NOT NULL,
+    hash BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS replies_by_hash ON replies (user, hash);
+INSERT OR IGNORE INTO replies
+SELECT number, user, hash FROM (SELECT number, user, reply_hashed(reply) AS hash FROM turns) WHERE hash IS NOT NULL;
+
 CREATE TABLE IF NOT EXISTS next_states (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     turn INTEGER NOT NULL UNIQUE REFERENCES turns (number) ON DELETE CASCADE,

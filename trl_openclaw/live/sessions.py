@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..types import Message, Messages
-from .canonical import NO_HISTORY, canonical, extended, is_system, tail_hash
+from .canonical import NO_HISTORY, canonical, extended, is_system, reply_hash, tail_hash
 from .records import HistoryHit
 from .side_traffic import automatic
 
+_LOOK_BACK = 8  # replies of a history that are looked for by themselves
 _TELLING_BYTES = 60  # of a message and a reply with their roles; "Thanks!" and "You're welcome!" have 39
 
 
@@ -25,6 +26,10 @@ class TurnFinder(Protocol):
 
     def find_by_tail(self, user: str, tail_hash: bytes, limit: int = ...) -> list[HistoryHit]:
         """Turns with this tail, the newest first."""
+        ...
+
+    def find_by_reply(self, user: str, reply_hash: bytes, limit: int = ...) -> list[HistoryHit]:
+        """Turns with this reply, the newest first."""
         ...
 
 
@@ -53,7 +58,7 @@ class Match:
         answered: The turn that was found, if the request is the first to say what followed it.
         next_state: What followed it.
         unmatched: Whether the history ends with a reply that was not found.
-        ambiguous: Whether that is because several turns fit a history that was cut or edited.
+        ambiguous: Whether several turns fit that reply, in a history that was cut or edited.
         alternate: Whether something else followed the turn the first time, as after an edit or in a branch.
         history: The hash of the request's messages, for `turn_hashes`.
     """
@@ -76,8 +81,12 @@ def match(
     What stands before that reply was matched when its own request came. Where the known part does not reach to the last
     reply, because the client has cut or edited what came before, that one is looked for by itself and the message
     before it, and taken if only one turn fits: of the session that the request names, or else one that shares more with
-    it than a few words. Of several turns with the same history (a conversation that was begun
-    twice) the one is meant that was followed by the same messages, else the newest that nothing has followed yet.
+    it than a few words. Where that message does not fit either, since some clients add what they looked up, or a
+    reminder, to the live request alone, the last reply is looked for that is long enough to be known by itself, and
+    that one turn alone has.
+
+    Of several turns with the same history (a conversation that was begun twice) the one is meant that was followed by
+    the same messages, else the newest that nothing has followed yet.
 
     Args:
         store: Where to look.
@@ -105,6 +114,11 @@ def match(
         ambiguous = len(tails) > 1
         if len(tails) == 1 and (session_id is not None or _telling(store, user, messages[: last + 1], tails[0])):
             found, place = tails, last
+        elif not tails:
+            unknown = [at for at, _ in replies if not found or at > place]
+            hit, at, ambiguous = _by_reply(store, user, messages, unknown, session_id)
+            if hit is not None:
+                found, place = [hit], at
     if not found:
         return Match(session_id=session_id, unmatched=True, ambiguous=ambiguous, history=chain)
 
@@ -175,6 +189,21 @@ def _by_tail(
     digest = extended(NO_HISTORY, said)
     repeated = [hit for hit in found if hit.next_state_hash == digest]
     return repeated[:1] or found
+
+
+def _by_reply(
+    store: TurnFinder, user: str, messages: Messages, places: Sequence[int], session_id: str | None
+) -> tuple[HistoryHit | None, int, bool]:
+    """The last reply of some that one turn alone has, its place, and whether several have the last of all."""
+    ambiguous = False
+    for place in reversed(places[-_LOOK_BACK:]):
+        digest = reply_hash(messages[place])
+        found = [] if digest is None else store.find_by_reply(user, digest)
+        found = [hit for hit in found if session_id in (None, hit.session_id)]
+        if len(found) == 1:
+            return found[0], place, ambiguous
+        ambiguous = ambiguous or (place == places[-1] and len(found) > 1)
+    return None, 0, ambiguous
 
 
 def _telling(store: TurnFinder, user: str, messages: Messages, hit: HistoryHit) -> bool:

@@ -182,13 +182,13 @@ class People(Database):
     ) -> Deletion:
         """Delete turns with all that hangs on them, and their text wherever it lies.
 
-        With a turn go all turns whose history holds its reply, also one that was cut or edited since; retries and
-        regenerations of it, unless something goes on from them or their client named another session; the next
-        states of earlier turns that no request tells any more, with what a judge made of them; and side traffic that
-        quotes any of it. Exports that hold any of it are removed. The file is written anew without it, which takes
-        nearly all of the time, the longer the larger the file is, and its log is emptied. A reply that this user waits
-        for meanwhile is not recorded, since its request may hold some of it. What was learned from a turn stays in the
-        adapters.
+        With a turn go all turns whose history holds its reply, also one that was cut or edited since, or a long one
+        that stands there word for word after another message than it answered; retries and regenerations of it, unless
+        something goes on from them or their client named another session; the next states of earlier turns that no
+        request tells any more, with what a judge made of them; and side traffic that quotes any of it. Exports that
+        hold any of it are removed. The file is written anew without it, which takes nearly all of the time, the longer
+        the larger the file is, and its log is emptied. A reply that this user waits for meanwhile is not recorded,
+        since its request may hold some of it. What was learned from a turn stays in the adapters.
 
         Args:
             user: Whose. All of a user's turns, unless a session or a turn is named.

@@ -4,11 +4,12 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 from ..errors import StoreError
 from ..types import message_text
-from .canonical import NO_HISTORY, extended, is_system
+from .canonical import NO_HISTORY, extended, is_system, reply_hash
 from .database import from_json, to_json
 from .sessions import following
 from .side_traffic import automatic
@@ -54,12 +55,17 @@ def _with_what_holds_them(connection: sqlite3.Connection, turns: Iterable[sqlite
     """Turns of one user, and all others of the same user that hold what they say or quote it."""
     found: dict[int, sqlite3.Row] = {}
     new = list(turns)
+    if not new:
+        return []
+    repeated = _Repeated(connection, new[0]["user"])
     while new:
         found |= {turn["number"]: turn for turn in new}
         holding = [row for turn in new for row in connection.execute(f"{_TURN} WHERE parent = ?", (turn["turn_id"],))]
         for parent in {turn["parent"] for turn in new}:
             holding += _beside(connection, parent, [turn for turn in new if turn["parent"] == parent])
         new = [row for row in holding if row["number"] not in found]
+        if not new:  # it looks through all that the user has
+            new = repeated.holding(found)
     return list(({row["number"]: row for row in _quoting(connection, list(found.values()))} | found).values())
 
 
@@ -86,6 +92,60 @@ def _beside(connection: sqlite3.Connection, parent: str | None, turns: Sequence[
             again = digest in asked and row["kind"] == "main" and row["session_id"] in {*sessions, row["turn_id"]}
             if again and not _children(connection, row["turn_id"]):
                 yield row
+
+
+class _Repeated:
+    """The turns of a user that hold replies word for word without being known to go on from them.
+
+    Their client has changed the message before the reply after sending it, or cut what came before, so that the reply
+    was not found when they came. Short replies hold nobody: they were said more than once.
+
+    Args:
+        connection: The store's.
+        user: The user.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, user: str):
+        self._connection, self._user = connection, user
+
+    @cached_property
+    def _holders(self) -> dict[bytes, list[int]]:
+        """By the hash of a reply, the numbers of the turns in whose messages it stands."""
+        holders: dict[bytes, list[int]] = {}
+        of_text = cache(lambda text: reply_hash({"role": "assistant", "content": text}))  # sent again and again
+        for number, messages in self._connection.execute(
+            "SELECT number, messages FROM turns WHERE user = ?", (self._user,)
+        ):
+            for message in from_json(messages):
+                if message.get("role") == "assistant":
+                    text = message.get("content")
+                    alone = isinstance(text, str) and len(message) == 2
+                    digest = of_text(text) if alone else reply_hash(message)
+                    if digest is not None:
+                        holders.setdefault(digest, []).append(number)
+        return holders
+
+    def holding(self, found: Mapping[int, sqlite3.Row]) -> list[sqlite3.Row]:
+        """Of the other turns, those that hold replies of these and were recorded after them."""
+        numbers = {
+            number
+            for turn in found.values()
+            if (digest := reply_hash(from_json(turn["reply"]))) is not None
+            for number in self._holders.get(digest, ())
+            if number > turn["number"] and number not in found and not self._goes_on_from_another(number, digest)
+        }
+        return [self._connection.execute(f"{_TURN} WHERE number = ?", (number,)).fetchone() for number in numbers]
+
+    def _goes_on_from_another(self, number: int, reply: bytes) -> bool:
+        """Whether a turn has the same reply from a turn that it goes on from: then it was said twice."""
+        (known,) = self._connection.execute(
+            "WITH RECURSIVE earlier (turn_id) AS (SELECT parent FROM turns WHERE number = ? "
+            "UNION SELECT t.parent FROM turns t JOIN earlier e ON t.turn_id = e.turn_id) "
+            "SELECT EXISTS (SELECT 1 FROM earlier JOIN turns t USING (turn_id) JOIN replies r ON r.turn = t.number "
+            "WHERE r.hash = ?)",
+            (number, reply),
+        ).fetchone()
+        return bool(known)
 
 
 def _children(connection: sqlite3.Connection, turn_id: str) -> list[sqlite3.Row]:

@@ -129,6 +129,8 @@ class Turns(Database):
                 f"WHERE NOT {_DELETED_SINCE.format('?')} ON CONFLICT (turn_id) DO NOTHING",
                 [*values.values(), turn.user, asked_after],
             )
+            if done.rowcount == 1 and hashes.reply is not None:
+                connection.execute("INSERT INTO replies VALUES (?, ?, ?)", (done.lastrowid, turn.user, hashes.reply))
             return done.rowcount == 1
 
     def add_next_state(
@@ -215,6 +217,17 @@ class Turns(Database):
         """This user's turns with this tail, the newest first, at most `limit`."""
         with self._read() as connection:
             return _find(connection, "tail_hash", user, tail_hash, limit)
+
+    def find_by_reply(self, user: str, reply_hash: bytes, limit: int = 100) -> list[HistoryHit]:
+        """This user's turns with this reply, the newest first, at most `limit`."""
+        with self._read() as connection:
+            rows = connection.execute(
+                "SELECT t.number, t.turn_id, t.session_id, t.kind, n.hash FROM replies r "
+                "JOIN turns t ON t.number = r.turn LEFT JOIN next_states n ON n.turn = t.number "
+                "WHERE r.user = ? AND r.hash = ? ORDER BY r.turn DESC LIMIT ?",
+                (user, reply_hash, limit),
+            )
+            return [HistoryHit(0, *row) for row in rows]
 
     def unjudged(self, limit: int) -> list[StoredTurn]:
         """Turns that wait for a judge, oldest answer first.
