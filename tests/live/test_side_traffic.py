@@ -12,6 +12,11 @@ def system(text):
     return {"role": "system", "content": text}
 
 
+RESUMED = (
+    "[TASK RESUMPTION] This task was interrupted 5 minutes ago. It may or may not be complete, so please reassess the "
+    "task context. Be aware that the project state may have changed since then. If the task has not been completed, "
+    "retry the last step before interruption and proceed with completing the task."
+)
 TALK = [user("How do I keep herbs fresh?"), assistant("In water.")]
 
 
@@ -30,6 +35,11 @@ TALK = [user("How do I keep herbs fresh?"), assistant("In water.")]
         ),
         ("summary", [system("You are a helpful AI assistant tasked with summarizing conversations."), *TALK[:1]]),
         ("summary", [*TALK, user("Provide a detailed prompt for continuing our conversation above.")]),
+        ("summary", [*TALK, user("Generate a detailed summary of this conversation. Include:\n1. A brief overview")]),
+        (
+            "summary",
+            [*TALK, user("Summarize the conversation so far, as described in the prompt instructions.")],
+        ),
         ("summary", [user("Progressively summarize the lines of conversation provided, adding onto the summary")]),
         (
             "task",
@@ -60,6 +70,10 @@ TALK = [user("How do I keep herbs fresh?"), assistant("In water.")]
             [*TALK, user("This session is being continued from a previous conversation that ran out of context. A")],
         ),
         ("resume", [*TALK, user("[Request interrupted by user for tool use]")]),
+        ("resume", [*TALK, user(RESUMED)]),
+        ("resume", [*TALK, user(f"{RESUMED}\n<environment_details>\n# Visible files\na.py\n</environment_details>")]),
+        ("resume", [*TALK, user([{"type": "text", "text": RESUMED}, {"type": "text", "text": "word " * 2000}])]),
+        ("notice", [*TALK, user("<environment_details>\n# Visible files\na.py\n</environment_details>")]),
         ("tool error", [*TALK, {"role": "tool", "content": "[Tool execution was interrupted]"}]),
         ("tool error", [*TALK, {"role": "tool", "content": "missing tool result in history; synthetic error result"}]),
         (
@@ -99,6 +113,15 @@ def test_what_clients_ask_on_their_own_account(reason, messages):
         [user("Generate a title for a chat application that I am building")],
         [*TALK, user("Summarize our conversation, please.")],
         [*TALK, user("Create a summary of the report above.")],
+        [*TALK, user("Can you generate a summary of this conversation?")],
+        [*TALK, user("Generate a detailed summary of this conversation.")],
+        [*TALK, user("Generate a detailed summary of this conversation. Include: what I should buy.")],
+        [*TALK, user("Summarize the conversation so far, as described in the handbook.")],
+        [*TALK, user("[TASK RESUMPTION] is what I saw in the log. What does it mean?")],
+        [*TALK, user(f"{RESUMED}\n\nNew instructions:\n<user_message>\nNo, that is wrong.\n</user_message>")],
+        [*TALK, user(f"{RESUMED}\n\n<user_message>\n{'No, that is wrong. ' * 300}\n</user_message>\n{'path ' * 600}")],
+        [*TALK, user(f"No, that is wrong: use tabs.\n{RESUMED}")],
+        [*TALK, user("No, use tabs.\n<environment_details>\na.py\n</environment_details>")],
         [user("What does HEARTBEAT_OK mean in this log?")],
         [user("My heartbeat is irregular, what should I do?")],
         [user("Ping the server and tell me what you see.")],
@@ -173,6 +196,7 @@ def test_hostile_texts_take_no_longer_than_plain_ones():
         "system: [" * (size // 9),
         "system: [\n" * (size // 10) + "a",
         "<system-reminder>" * (size // 17),
+        "[task resumption] this task was interrupted" + "<" * size + "</user_message>",
         "<system-reminder></system-reminder>\n" * (size // 36) + "a",
     ):
         assert seconds(hostile) < 20 * plain

@@ -27,6 +27,8 @@ _REQUESTS = {
         r"(?:the|this|our) (?:conversation|session) (?:so far|above)"
         r"|^you are performing a context checkpoint compaction"
         r"|^progressively summarize the lines of conversation"
+        r"|^generate a detailed summary of this conversation\. include:\s*1\."  # Zed
+        r"|^summarize the conversation so far, as described in the prompt instructions\b"  # Roo Code
     ),
     "task": r"^### ?task:[\s\S]*(?:<chat_history>|### ?chat history)",
 }
@@ -51,11 +53,13 @@ _AUTOMATIC = {
         r"|^(?:the )?(?:session|conversation) (?:(?:was|has been) )?(?:resumed|restored|restarted)"
         r"(?: after an interruption)?[.:]?(?: continue(?: where you left off)?[.]?)?$"
         r"|^this session is being continued from a previous conversation that ran out of context\b"
+        # Cline; what its user says by the way it quotes
+        r"|^\[task resumption\] this task was interrupted\b(?:(?!</?user_message>)[\s\S])*$"
         rf"|{_INTERRUPTED}"
     ),
     "notice": (
         rf"^{_EVENT}+$|^{_EVENT}*an async command you ran earlier (?:has )?completed\b"
-        r"|^(?:<(system-reminder|task-notification|environment_context)>(?:(?!</\1>)[\s\S])*</\1>\s*)+$"
+        r"|^(?:<(system-reminder|task-notification|environment_context|environment_details)>(?:(?!</\1>)[\s\S])*</\1>\s*)+$"
     ),
 }
 _TOOL_ERRORS = {
