@@ -109,6 +109,7 @@ def test_a_client_that_goes_away_and_has_seen_nothing(gateway, stub):
     stub.pause, stub.pieces = 0.1, 200
     connection = open_request(gateway)
     wait_for(lambda: gateway.metric("first_piece_seconds_count") == 1, what="the first piece")
+    time.sleep(0.5)  # words come, too
     connection.close()
     wait_for(lambda: stub.aborted == 1, what="the end of the generation")
     wait_for(lambda: gateway.metric("requests_total", status="499") == 1)

@@ -340,9 +340,15 @@ class TestChanges:
         return turn_id("a")
 
     def test_hints_are_replaced(self, page, store, turn):
-        assert call(page, "/status/hints", {"turn": turn, "hints": [" Be brief. ", "", "Be kind."]})[0] == 200
+        status, _, answer = call(page, "/status/hints", {"turn": turn, "hints": [" Be brief. ", "", "Be kind."]})
+        assert (status, answer) == (200, {"hints": ["Be brief.", "Be kind."], "state": "ready"})
         verdict = store.show(USER, turn).verdict
         assert (verdict.hints, verdict.hint_source, verdict.score) == (("Be brief.", "Be kind."), "edit", -1)
+
+    def test_hints_that_come_too_late_are_told_so(self, page, store, turn):
+        batch = store.claim(USER, 1, 9)
+        store.end_batch(batch.batch_id, "trained", "v000001")
+        assert call(page, "/status/hints", {"turn": turn, "hints": ["Be brief."]})[2]["state"] == "trained"
 
     def test_the_last_hint_can_go(self, page, store, turn):
         assert call(page, "/status/hints", {"turn": turn, "hints": []})[0] == 200

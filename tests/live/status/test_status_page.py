@@ -15,6 +15,11 @@ HI = [{"role": "user", "content": "Why does bread go stale?"}]
 TRAINED = f"#session={json.dumps('chat-0')[1:-1]}"
 
 
+def hinted(store):
+    """A turn that waits for its update, with a hint."""
+    add_turn(store, "a", HI, "Its starch.", session="s", verdict=votes(-1, -1, hint=HINT), next_state=SHORTER)
+
+
 def trained(store, text="Its starch turns into crystals. Is that all?", scores=None, **more):
     """A turn that was trained, with token scores."""
     add_turn(store, "a", HI, text, session="s", verdict=votes(-1, -1, hint=HINT), next_state=SHORTER, **more)
@@ -245,7 +250,7 @@ class TestHeatmap:
 
 class TestButtons:
     def test_a_hint_is_edited(self, page, store, browser):
-        trained(store)
+        hinted(store)
         browser.open(page)
         browser.one(".hints li button", "Edit").click()
         field = browser.one(".edit textarea")
@@ -260,7 +265,7 @@ class TestButtons:
         assert "edited" in browser.text(".hints h3")
 
     def test_editing_can_be_given_up(self, page, store, browser):
-        trained(store)
+        hinted(store)
         browser.open(page)
         for leave in (lambda: browser.press(Key.ESCAPE), lambda: browser.one(".edit button", "Cancel").click()):
             browser.one(".hints li button", "Edit").click()
@@ -270,7 +275,7 @@ class TestButtons:
         assert store.show(USER, turn_id("a")).verdict.hint_source == "judge"
 
     def test_what_one_writes_survives_a_refresh(self, page, store, browser):
-        trained(store)
+        hinted(store)
         browser.open(page)
         browser.one(".hints li button", "Edit").click()
         field = browser.one(".edit textarea")
@@ -295,6 +300,49 @@ class TestButtons:
         browser.one("#ask-yes").click()
         wait_for(lambda: not browser.all(".hints li"), what="deleting")
         assert store.show(USER, turn_id("a")).verdict.hints == ()
+
+    def test_a_hint_is_changed_only_while_something_is_learned_from_it(self, page, store, browser):
+        hinted(store)
+        browser.open(page)
+        browser.one(".turn .state", "ready")
+        assert self.of_hints(browser) == ["Edit hint 1", "Delete hint 1", "Add a hint"]
+        batch = store.claim(USER, 1, 9)
+        browser.one(".turn .state", "in training")
+        assert self.of_hints(browser) == ["Edit hint 1", "Delete hint 1", "Add a hint"]  # the step is undone then
+        for outcome, state in (("trained", "trained in"), ("rejected", "update rejected")):
+            store.end_batch(batch.batch_id, outcome, "v000001")
+            browser.one(".turn .state", state)
+            assert self.of_hints(browser) == []
+            assert browser.text(".hints li .text") == HINT
+
+    def of_hints(self, browser):
+        return [button.accessible_name for button in browser.all(".hints button")]
+
+    @pytest.mark.parametrize("held_out", [True, False])
+    def test_nor_is_that_of_a_turn_that_is_never_trained(self, page, store, browser, monkeypatch, held_out):
+        monkeypatch.setattr("trl_openclaw.live.store_turns.is_held_out", lambda turn_id: held_out)
+        hinted(store)
+        if not held_out:
+            store.set_aside([turn_id("a")], "cut")
+        browser.open(page)
+        browser.one(".turn .state", "held out" if held_out else "not usable")
+        assert browser.text(".hints li .text") == HINT
+        assert self.of_hints(browser) == []
+
+    def test_those_of_who_opted_out_for_now_are(self, page, store, browser):
+        hinted(store)
+        store.opt_out(USER)
+        browser.open(page)
+        browser.one(".turn .state", "opted out")
+        assert self.of_hints(browser) == ["Edit hint 1", "Delete hint 1", "Add a hint"]
+
+    def test_a_hint_that_comes_too_late_is_told_so(self, page, store, browser):
+        hinted(store)
+        browser.open(page)
+        browser.one(".hints li button", "Edit").click()
+        store.end_batch(store.claim(USER, 1, 9).batch_id, "trained", "v000001")
+        browser.one(".edit textarea").send_keys(" Please.", Key.CONTROL, Key.ENTER)
+        browser.one("#said", "Hint saved. It comes too late")
 
     def test_deleting_is_asked_about(self, page, store, browser):
         trained(store)
@@ -368,7 +416,7 @@ class TestButtons:
         assert not store.opted_out(USER)
 
     def test_a_change_that_fails_is_told(self, page, store, browser):
-        trained(store)
+        hinted(store)
         browser.open(page)
         browser.one(".hints li button", "Edit").click()
         store.delete(USER, turn_id=turn_id("a"))
@@ -484,6 +532,8 @@ if (document.querySelector(".edit textarea")) return true;
 def test_text_is_never_markup(page, store, browser):
     for number, text in enumerate(ATTACKS):
         attack(store, str(number), text)
+    for number, text in enumerate(ATTACKS):
+        with_hint_to_change(store, str(number), text)
     browser.open(page)
     for number, text in reversed(list(enumerate(ATTACKS))):
         shown, hint = text.replace("\ud83d", "\ufffd"), text.encode("utf-8", "replace").decode()
@@ -513,8 +563,7 @@ def attack(store, name, text):
     looked = {"id": "c", "type": "function", "function": {"name": text, "arguments": json.dumps({"x": text})}}
     reply = {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [looked]}
     followed = [{"role": "user", "name": text, "content": text}, {"role": text, "content": text}]
-    session = f"s {name} {plain}"
-    messages = [{"role": "user", "content": [{"type": "text", "text": text}], "name": text}]
+    session, messages = f"s {name} {plain}", attacking(text)
     common = {"session": session, "next_state": followed, "verdict": votes(-1, hint=text)}
     add_turn(store, f"side {name}", messages, text, session=session, kind="side", side_reason=plain)
     for number in range(3):  # one of them is not held out
@@ -526,6 +575,19 @@ def attack(store, name, text):
     checks = {text: {"outcome": text, "note": text, "numbers": {}}}
     store.add_version_event(USER, f"v{name}", "checked", {"checks": checks, text: text})
     store.add_version_event(USER, f"v{name}", "rejected", {"reason": text})
+
+
+def attacking(text):
+    """A request that is this text."""
+    return [{"role": "user", "content": [{"type": "text", "text": text}], "name": text}]
+
+
+def with_hint_to_change(store, name, text):
+    """A hint in the same conversation that can still be changed."""
+    session = f"s {name} {text.encode('utf-8', 'replace').decode()}"
+    for number in range(3):  # one of them is not held out
+        more = {"session": session, "verdict": votes(-1, hint=text)}
+        add_turn(store, f"hint {name} {number}", attacking(text), text, **more)
 
 
 class TestKeys:

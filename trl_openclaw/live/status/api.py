@@ -101,8 +101,9 @@ def _add_changes(router: APIRouter, store: Store, overviews: Overviews) -> None:
         hints = [hint.strip() for hint in _field(body, "hints", list) if isinstance(hint, str) and hint.strip()]
         if len(hints) > MOST_HINTS or any(len(hint) > LONGEST_HINT for hint in hints):
             raise ApiError(400, f"A turn takes at most {MOST_HINTS} hints of {LONGEST_HINT} characters.", param="hints")
-        store.edit_hint(user, _field(body, "turn", str), hints)
-        return {"hints": hints}
+        turn_id = _field(body, "turn", str)
+        store.edit_hint(user, turn_id, hints)
+        return {"hints": hints, "state": store.show(user, turn_id).state}
 
     @change("delete")
     def delete(user: str, body: Any) -> dict[str, Any]:

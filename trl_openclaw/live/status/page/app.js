@@ -1,7 +1,7 @@
 // The page: asks for a summary every two seconds, and for the rest only when something has changed.
 
 import { forgetKey, get, hasKey, post, Refused, setKey } from "./client.js";
-import { sessionItem, turnItem } from "./conversation.js";
+import { LEARNS_FROM_HINTS, sessionItem, turnItem } from "./conversation.js";
 import { ask, byId, renderList, say } from "./dom.js";
 import { hidePeek, legend, movePeek } from "./heatmap.js";
 import * as learning from "./learning.js";
@@ -61,7 +61,8 @@ const act = {
     scores.get(name).catch(() => scores.delete(name));
     return scores.get(name);
   },
-  setHints: (turn, hints, done) => change("hints", { turn: turn.turn_id, hints }, done),
+  setHints: (turn, hints, done) => change("hints", { turn: turn.turn_id, hints }, ({ state }) =>
+    LEARNS_FROM_HINTS.has(state) ? done : `${done} It comes too late: nothing more is learned from this turn.`),
   rollBack: (version) => change("roll-back", { to: version }, `${version} answers from now on.`).then(act.refresh),
   optOut: (on) => change("opt-out", { on }, on ? "Opted out." : "The model learns from them again.").then(act.refresh),
   async deleteTurn(turn) {
@@ -90,11 +91,11 @@ const act = {
   },
 };
 
-// Have something changed, and tell how it went; true if it went well.
+// Have something changed, and tell how it went, by a text or what makes one of the answer; true if it went well.
 async function change(path, body, done) {
   try {
-    await post(path, body);
-    say(done);
+    const answer = await post(path, body);
+    say(typeof done === "function" ? done(answer) : done);
     return true;
   } catch (error) {
     say(error.message);

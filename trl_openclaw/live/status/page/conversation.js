@@ -20,7 +20,8 @@ const STATES = {
   opted_out: ["opted out", "Its owner does not want it trained on."],
 };
 
-const CAN_TAKE_HINTS = new Set(["judged", "ready", "held_out"]);
+// Hints are for what will be trained, or may be once its owner wants it. A step during which they change is undone.
+export const LEARNS_FROM_HINTS = new Set(["judged", "ready", "claimed", "opted_out"]);
 
 /** One conversation in the list. */
 export function sessionItem(session, isOpen, open) {
@@ -109,10 +110,11 @@ const voteText = (vote) => (vote.failure ? `failed, ${vote.failure}` : vote.outc
 function hints(turn, act) {
   if (!turn.verdict) return null;
   const given = turn.verdict.hints;
+  const open = LEARNS_FROM_HINTS.has(turn.state);
   const change = (list, done) => act.setHints(turn, list, done);
   const items = given.map((hint, place) => h("li", {},
     h("span", { class: "text" }, hint),
-    h("span", { class: "row" },
+    open && h("span", { class: "row" },
       button("Edit", place, (event) => edit(event, hint, act, (value) => change(given.with(place, value), "Hint saved."))),
       button("Delete", place, async () => {
         if (!(await ask("Delete this hint?", hint, "Delete hint"))) return;
@@ -122,7 +124,7 @@ function hints(turn, act) {
   return h("div", { class: "hints" },
     items.length > 0 && h("h3", {}, plural(items.length, "hint"), turn.verdict.hint_source === "edit" && h("span", { class: "muted" }, "edited")),
     items.length > 0 && h("ul", {}, items),
-    CAN_TAKE_HINTS.has(turn.state) && h("button", {
+    open && h("button", {
       type: "button", class: "quiet", "data-focus": "add",
       onclick: (event) => edit(event, "", act, (value) => change([...given, value], "Hint added.")),
     }, "Add a hint"));
