@@ -169,6 +169,100 @@ def test_our_own_page_is_not(local):
     assert ask(local.port, "/v1/models", {"Origin": "https://evil.example"})[2]["Access-Control-Allow-Origin"] is None
 
 
+APP, OTHER = "app://obsidian.md", "http://localhost:3000"
+
+
+@pytest.fixture
+def allowing(tmp_path, stub):
+    hosts = (*LOCAL_NAMES, "host.docker.internal")
+    options = GatewayOptions(hosts=hosts, origins=(APP, OTHER, "null"))
+    with serving_stub(tmp_path, stub, options=options) as gateway:
+        yield gateway
+
+
+def cors(headers):
+    """What an answer tells browsers of other pages."""
+    return {name.lower(): value for name, value in headers.items() if name.lower().startswith("access-control-")}
+
+
+@pytest.mark.parametrize("origin", [APP, OTHER, "null"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_that_are_allowed_use_the_api(allowing, origin, site):
+    headers = {"Origin": origin, "Sec-Fetch-Site": site}
+    for path, body, status in (
+        ("/v1/chat/completions", CHAT, 200),
+        ("/v1/chat/completions", {**CHAT, "stream": True}, 200),
+        ("/v1/chat/completions", {**CHAT, "model": "other"}, 404),
+        ("/v1/models", None, 200),
+        ("/v1/feedback", {"id": "none", "thumb": "up"}, 404),
+    ):
+        found, _, answered = ask(allowing.port, path, headers, body)
+        assert found == status
+        assert answered["Access-Control-Allow-Origin"] == origin
+        assert "x-request-id" in answered["Access-Control-Expose-Headers"]
+        assert answered["Vary"] == "Origin"
+    found, _, answered = ask(allowing.port, "/v1/chat/completions", {**headers, "Content-Type": "text/plain"}, CHAT)
+    assert (found, answered["Access-Control-Allow-Origin"]) == (415, origin)
+
+
+def asking_first(**more):
+    """What a browser asks with before it lets a page send something."""
+    asked = "authorization,content-type,x-session-id,x-stainless-os"
+    return {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": asked, **more}
+
+
+def test_browsers_ask_first_and_without_a_key(tmp_path, stub, keys):
+    options = GatewayOptions(hosts=LOCAL_NAMES, origins=(APP,))
+    with serving_stub(tmp_path, stub, keys=keys, options=options) as gateway:
+        asked = asking_first(Origin=APP, **{"Access-Control-Request-Private-Network": "true"})
+        status, body, headers = ask(gateway.port, "/v1/chat/completions", asked, method="OPTIONS")
+        assert (status, body) == (204, "")
+        assert cors(headers) == {
+            "access-control-allow-origin": APP,
+            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-headers": asked["Access-Control-Request-Headers"],
+            "access-control-allow-private-network": "true",
+            "access-control-max-age": "600",
+            "access-control-expose-headers": "x-request-id, retry-after",
+        }
+        status, _, headers = ask(gateway.port, "/v1/chat/completions", {"Origin": APP}, CHAT)
+        assert (status, headers["Access-Control-Allow-Origin"]) == (401, APP)  # being allowed is no key
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "http://localhost:3001", "https://localhost:3000", f"{APP}.evil", "file://", ""]
+)
+def test_no_other_page_is_told_anything(allowing, origin):
+    for path in ("/v1/chat/completions", "/v1/feedback"):
+        for headers in ({"Origin": origin}, {"Origin": origin, "Sec-Fetch-Site": "cross-site"}):
+            status, answer, answered = ask(allowing.port, path, headers, CHAT)
+            assert (status, cors(answered)) == (403, {})
+            assert f"{origin!r} is one. `--allow-origin` allows" in answer["error"]["message"]
+        status, _, answered = ask(allowing.port, path, asking_first(Origin=origin), method="OPTIONS")
+        assert (status, cors(answered)) == (403, {})
+    assert cors(ask(allowing.port, "/v1/models", {"Origin": origin})[2]) == {}
+    assert allowing.turns() == []
+
+
+@pytest.mark.parametrize("path", ["/status/delete", "/status/opt-out", "/v1", "/v10/x", "/status/v1/x"])
+def test_what_is_not_the_api_is_for_our_own_page_alone(allowing, path):
+    for method, headers in (("POST", {"Origin": APP}), ("OPTIONS", asking_first(Origin=APP))):
+        status, _, answered = ask(allowing.port, path, headers, {"all": True}, method=method)
+        assert (status, cors(answered)) == (403, {})
+    assert cors(ask(allowing.port, "/status/overview", {"Origin": APP})[2]) == {}
+
+
+def test_names_that_are_allowed_and_no_others(allowing):
+    for host in ("host.docker.internal", "Host.Docker.Internal:8700", "localhost:1"):
+        assert ask(allowing.port, "/v1/chat/completions", {"Host": host}, CHAT)[0] == 200
+    for host in ("evil.example", "host.docker.internal.evil.example", "docker.internal"):
+        for headers in ({"Host": host}, {"Host": host, "Origin": APP}, {"Host": host, "Origin": f"http://{host}"}):
+            for method in ("GET", "POST", "OPTIONS"):
+                found = ask(allowing.port, "/v1/chat/completions", {**asking_first(), **headers}, CHAT, method)
+                assert (found[0], cors(found[2])) == (403, {})
+                assert "`--allow-host`" in found[1]["error"]["message"]
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 def test_what_a_form_can_send_is_refused(local, kind):
     assert ask(local.port, "/v1/chat/completions", {"Content-Type": kind}, CHAT)[0] == 415

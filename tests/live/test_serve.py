@@ -42,6 +42,11 @@ def complaint(capsys, *args):
         (["--model", "m", "--port", "99999"], "`port`"),
         (["--model", "m", "--max-in-flight", "0"], "`max_in_flight` must be at least 1"),
         (["--model", "m", "--judge-extra-body", "{"], "is no JSON"),
+        (["--model", "m", "--allow-origin", "*"], "`allow_origin` names pages"),
+        (["--model", "m", "--allow-origin", "null,http://*"], "`allow_origin` names pages"),
+        (["--model", "m", "--allow-origin", "http://localhost:3000/page"], "`allow_origin` names pages"),
+        (["--model", "m", "--allow-host", "*"], "`allow_host` names hosts"),
+        (["--model", "m", "--allow-host", "http://localhost"], "`allow_host` names hosts"),
         (["--model", "m", "--config", "/no/such/file"], "cannot be read as YAML"),
     ],
     ids=str,
@@ -105,6 +110,23 @@ def test_what_the_gateway_gets_of_the_settings():
     assert (options.max_body, options.timeout, options.judge_concurrency) == (2**19, 3, 2)
     assert "127.0.0.1" in options.hosts
     assert ServeSettings(model="m", host="0.0.0.0").options.hosts is None
+
+
+def test_names_and_pages_that_are_allowed(tmp_path):
+    args = ["--model", "m", "--allow-origin", "app://Obsidian.md, null", "--allow-origin", "http://localhost:3000/"]
+    options = read_settings([*args, "--allow_host", "host.docker.internal:8700,nas"]).options
+    assert options.origins == ("app://obsidian.md", "null", "http://localhost:3000")
+    assert options.hosts[-2:] == ("host.docker.internal", "nas")
+    assert "127.0.0.1" in options.hosts
+    config = tmp_path / "serve.yaml"
+    for text, found in (("file://", ("file://",)), ("[file:///, 'null']", ("file://", "null")), ("", ())):
+        config.write_text(f"model: m\nallow_origin: {text}\n")
+        assert read_settings(["--config", str(config)]).options.origins == found
+    config.write_text("model: m\nallow_host: [nas, 3]\n")
+    with pytest.raises(ValueError, match="`allow_host` is a text, or a list of texts"):
+        read_settings(["--config", str(config)])
+    assert ServeSettings(model="m").options.origins == ()
+    assert ServeSettings(model="m", host="0.0.0.0", allow_host="nas").options.hosts is None  # any is fine there
 
 
 def test_the_judge_is_that_of_the_recipes():

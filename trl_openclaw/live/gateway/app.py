@@ -53,6 +53,7 @@ class GatewayOptions:
         judge_concurrency: Turns that are judged at once.
         log_content: Whether messages and replies are written to the log.
         hosts: The names under which the gateway may be asked; `None` for any.
+        origins: The pages that may use the API besides the gateway's own.
     """
 
     temperature: float = 1.0
@@ -65,6 +66,7 @@ class GatewayOptions:
     judge_concurrency: int = 4
     log_content: bool = False
     hosts: tuple[str, ...] | None = None
+    origins: tuple[str, ...] = ()
 
 
 class Gateway:
@@ -174,7 +176,13 @@ def create_app(
 
     app = FastAPI(title="trl-openclaw", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.gateway = gateway
-    app.add_middleware(Guard, hosts=options.hosts, max_body=options.max_body, upload_seconds=options.upload_seconds)
+    app.add_middleware(
+        Guard,
+        hosts=options.hosts,
+        origins=options.origins,
+        max_body=options.max_body,
+        upload_seconds=options.upload_seconds,
+    )
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientDisconnect, on_client_gone)

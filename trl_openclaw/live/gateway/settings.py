@@ -14,7 +14,7 @@ from ..engines import ENGINES
 from ..store import STORE_FILE
 from .app import GatewayOptions
 from .auth import is_loopback
-from .guard import LOCAL_NAMES
+from .guard import LOCAL_NAMES, read_host, read_origin
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -41,6 +41,14 @@ class ServeSettings:
     )
     host: str = _setting("127.0.0.1", "Address to listen at. One that others can reach needs `--keys`.")
     port: int = _setting(8700, "Port to listen at; 0 takes a free one.")
+    allow_host: list | str | None = field(
+        default=None,
+        metadata={"help": "Other names to be asked under, such as `host.docker.internal`; several with commas."},
+    )
+    allow_origin: list | str | None = field(
+        default=None,
+        metadata={"help": "Other pages that may use the API, such as `app://obsidian.md`; several with commas."},
+    )
     keys: str | None = _setting(None, "File with one `user: key` a line, readable by its owner only.")
     live_dir: str = _setting("runs/live", "Folder shared with the learner.")
     temperature: float = _setting(1.0, "Sampling temperature of requests that name none.")
@@ -79,6 +87,8 @@ class ServeSettings:
                 raise ValueError(f"`{name}` must be at least {least}, got {value}.")
         if not 0 < self.top_p <= 1 or self.timeout <= 0 or self.max_body_mb <= 0 or self.port > 65535:
             raise ValueError("`top_p` is above 0 and at most 1, `timeout` and `max_body_mb` above 0, `port` a port.")
+        self.allow_host = [read_host(text) for text in _listed("allow_host", self.allow_host)]
+        self.allow_origin = [read_origin(text) for text in _listed("allow_origin", self.allow_origin)]
         if isinstance(self.judge_extra_body, str):
             try:
                 self.judge_extra_body = json.loads(self.judge_extra_body)
@@ -108,7 +118,8 @@ class ServeSettings:
         return GatewayOptions(
             **{name: getattr(self, name) for name in names},
             max_body=int(self.max_body_mb * 2**20),
-            hosts=tuple(dict.fromkeys([*LOCAL_NAMES, self.host.lower()])) if local else None,
+            hosts=tuple(dict.fromkeys([*LOCAL_NAMES, self.host.lower(), *(self.allow_host or ())])) if local else None,
+            origins=tuple(self.allow_origin or ()),
         )
 
 
@@ -144,11 +155,25 @@ def _add_option(parser: argparse.ArgumentParser, setting: "dataclasses.Field[Any
     kwargs: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": text}
     if hint is bool:
         parser.add_argument(*names, action=argparse.BooleanOptionalAction, **kwargs)
+    elif list in kinds:
+        parser.add_argument(*names, action="append", metavar="STR", **kwargs)
     elif get_origin(hint) is Literal:
         parser.add_argument(*names, choices=kinds, **kwargs)
     else:
         kind = str if str in kinds else kinds[0]
         parser.add_argument(*names, type=kind, metavar=kind.__name__.upper(), **kwargs)
+
+
+def _listed(name: str, given: list | str | None) -> list[str]:
+    """What was given in one text with commas, or in several.
+
+    Raises:
+        ValueError: When one of them is no text.
+    """
+    texts = [given] if isinstance(given, str) else given or []
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"`{name}` is a text, or a list of texts, got {given!r}.")
+    return [part for text in texts for part in text.split(",") if part.strip()]
 
 
 def _fits(value: Any, hint: Any) -> bool:
