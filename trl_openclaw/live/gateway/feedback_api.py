@@ -47,8 +47,9 @@ class Feedback(BaseModel):
 
 @router.post("/v1/feedback")
 async def feedback(request: Request, said: Feedback, user: CurrentUser) -> dict[str, Any]:
-    """Take feedback. `new` says whether it was news, and `state` what has become of the turn: feedback comes in time for
-    those that are `open`, `answered`, `judged`, `ready` or `claimed`.
+    """Take feedback. `new` says whether it was news, and `state` what has become of the turn.
+
+    It comes in time for those that are `open`, `answered`, `judged`, `ready` or `claimed`.
     """
     gateway = request.app.state.gateway
     thumb = _THUMBS[said.thumb]
