@@ -148,7 +148,7 @@ class TestSelfTest:
             trainer = make_trainer(tmp_path, model=model, config=half)
             if right:
                 trainer.train()
-                assert logged(trainer, "self_test/max_gap")[0] > 0
+                assert len(logged(trainer, "self_test/max_gap")) == 1
                 continue
             cool = tiny_llama().to(model.dtype)
             add_fused_lm_head(cool, temperature=1.0)
