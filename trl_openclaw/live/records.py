@@ -57,7 +57,7 @@ class NewTurn:
         parent: The turn whose reply is the last one in this request's history that was matched, if any was.
         kind: `"side"` for traffic that is neither trained nor judged, and whose requests are no feedback.
         side_reason: What kind of side traffic it is.
-        messages: The request's messages as the client sent them.
+        messages: The request's messages as the client sent them, but for `developer`, which is `system` here.
         tools: The request's tools.
         reply: The assistant message as the client got it.
         finish_reason: The engine's, or `"disconnect"`.
