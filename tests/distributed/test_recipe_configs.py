@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch_ranks import EACH_ENGINE, ENGINES, ON_CPU, ROOT, SCRIPTS, processes_of, run_under
+from launch_ranks import ENGINES, ON_CPU, ROOT, SCRIPTS, processes_of, run_under
 from recipe_harness import JUDGE_MODEL, judge_or_user, save_tiny_model
 from safetensors.torch import load_file
 from stub_chat_server import StubChatServer
@@ -67,7 +67,9 @@ def trained(run_once):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("config", EACH_ENGINE)
+@pytest.mark.parametrize(
+    "config", [name if name in ("single", "zero3") else pytest.param(name, marks=pytest.mark.slow) for name in ENGINES]
+)
 def test_it_trains_and_saves(trained, config, recipe):
     folder = trained(config)
     assert_trained(recipe, folder, processes_of(config), ENGINES[config])
