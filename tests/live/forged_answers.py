@@ -39,7 +39,8 @@ class SaysAnything(StubEngine):
     def _said(self, body: dict) -> tuple[dict, list[int], list[str]]:
         message, prompt, words = super()._said(body)
         if self.arguments is not None:
-            function = {"name": TOOL["function"]["name"], "arguments": json.dumps(self.arguments)}
+            words = [json.dumps(self.arguments)]
+            function = {"name": TOOL["function"]["name"], "arguments": words[0]}
             call = {"id": "call_1", "type": "function", "function": function}
             message = {"role": "assistant", "content": None, "tool_calls": [call]}
         elif self.said is not None:
