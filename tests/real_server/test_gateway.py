@@ -77,7 +77,7 @@ def test_the_end_of_a_reply_is_sampled_and_recorded(vllm_server, tmp_path, base_
 
 def test_what_the_server_refuses_is_said(vllm_server, tmp_path):
     with serving(tmp_path, engine_of(vllm_server), options=PATIENT) as gateway, patient(gateway) as client:
-        long = [{"role": "user", "content": "word " * 600}]
+        long = [{"role": "user", "content": "word " * 3000}]
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
             client.chat.completions.create(model="smollm2", messages=long)
         assert gateway.turns() == []
