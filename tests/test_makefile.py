@@ -112,14 +112,19 @@ def test_demo_runs_the_recipe_on_one_device(make, installed, given, seen):
     ]
 
 
-@pytest.mark.parametrize(("target", "chosen"), [("test", "not slow"), ("test-slow", "slow")])
-def test_a_second_run_installs_nothing(make, installed, target, chosen):
-    done, ran = make(target, PYTEST_ARGS="-k x")
+def test_a_second_run_installs_nothing(make, installed):
+    done, ran = make("test", PYTEST_ARGS="-k x")
     assert "Installing" not in done.stdout
     assert [line.split(" [")[0] for line in ran] == [
         "python recipes/demo/smollm2.py",
-        f"python -m pytest -m {chosen} --numprocesses 2 --dist worksteal -k x",
+        "python -m pytest -m not slow --numprocesses 2 --dist worksteal -k x",
     ]
+
+
+def test_the_long_runs_have_a_target_of_their_own(make, installed):
+    command = "make test-slow"
+    _, ran = make(command.split()[1])
+    assert ran[-1].startswith("python -m pytest -m slow --numprocesses 2 ")
 
 
 def test_the_device_check_runs_on_one_device(make, installed):

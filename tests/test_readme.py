@@ -18,7 +18,7 @@ CI = ".ci/run"
 COMMANDS = {
     "make demo": CI,
     "make test": CI,
-    "make test-slow": "tests/test_makefile.py::test_a_second_run_installs_nothing",
+    "make test-slow": "tests/test_makefile.py::test_the_long_runs_have_a_target_of_their_own",
     "make lint": CI,
     "accelerate launch recipes/opd.py --config recipes/configs/demo.yaml": (
         "tests/recipes/test_recipes.py::test_demo_reports_before_and_after"
