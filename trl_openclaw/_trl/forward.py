@@ -176,7 +176,7 @@ def completion_positions_only(
 def _cut_empty_columns(kwargs: dict[str, Any], keep: int) -> None:
     """Cut what is padding in every row off the front of all tensors `(B, P + T)`, down to one column before the last T.
 
-    All processes may cut differently: whatever they have in common is per token.
+    Each process cuts by its own rows: what processes exchange in a forward pass does not depend on their widths.
     """
     mask = kwargs["attention_mask"]
     first = max(0, min(int(mask.any(dim=0).int().argmax()), mask.size(1) - keep - 1))
