@@ -14,6 +14,7 @@ from live_traffic import assistant, new_turn, ready_turn, record, turn_ids, user
 from trl_openclaw import Verdict, Vote
 from trl_openclaw.errors import StoreError, UnknownTurnError
 from trl_openclaw.live.canonical import turn_hashes
+from trl_openclaw.live.database import from_json, to_json
 from trl_openclaw.live.records import TURN_STATES, StoredTurn, TokenScores
 from trl_openclaw.live.store import Store
 
@@ -387,3 +388,8 @@ def test_the_store_needs_no_torch():
 
 def test_a_stored_turn_is_a_turn():
     assert issubclass(StoredTurn, type(new_turn()))
+
+
+def test_what_json_has_no_number_for_is_null_in_the_file_and_when_it_is_read():
+    assert to_json({"a": [float("nan"), float("inf"), 1.5]}) == '{"a":[null,null,1.5]}'
+    assert from_json('{"a":[NaN,-Infinity,1.5]}') == {"a": [None, None, 1.5]}
