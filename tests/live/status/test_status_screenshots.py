@@ -1,6 +1,7 @@
 """What the status page looks like, as far as pixels can say: of its size, not blank, the heatmap in two colours."""
 
 import io
+import time
 
 import pytest
 from matplotlib import image
@@ -17,12 +18,29 @@ def shot(browser):
     return image.imread(io.BytesIO(browser.driver.get_screenshot_as_png()))[:, :, :3]
 
 
+def bounds(browser, selector):
+    """Where an element is in the window: left, top, right, bottom."""
+    box = "const r = document.querySelector(arguments[0]).getBoundingClientRect();"
+    return [round(edge) for edge in browser.run(f"{box} return [r.left, r.top, r.right, r.bottom]", selector)]
+
+
 def part(pixels, browser, selector):
     """The pixels of an element that is inside of the window."""
-    bounds = "const r = document.querySelector(arguments[0]).getBoundingClientRect();"
-    box = browser.run(f"{bounds} return [r.left, r.top, r.right, r.bottom]", selector)
-    left, top, right, bottom = (round(edge) for edge in box)
+    left, top, right, bottom = bounds(browser, selector)
     return pixels[max(0, top) : bottom, max(0, left) : right]
+
+
+def shot_of(browser, selector):
+    """The window's pixels with an element in its middle, once what is drawn later has moved it no more."""
+
+    def try_it():
+        browser.run("document.querySelector(arguments[0]).scrollIntoView({ block: 'center' })", selector)
+        before, first = bounds(browser, selector), shot(browser)
+        time.sleep(0.2)
+        again = shot(browser)
+        return (again,) if bounds(browser, selector) == before and (first == again).all() else None
+
+    return wait_for(try_it, what=f"a page at rest around {selector}")[0]
 
 
 def shares(pixels):
@@ -38,8 +56,7 @@ def test_the_page_looks_like_one(filled, store, browser, size, dark):
     browser.open(filled, f"#session={session}", size=SIZES[size], dark=dark)
     browser.one(".heatmap")
     wait_for(lambda: len(browser.all(".heatmap")) == 2, what="both replies")
-    browser.run("document.querySelector('.heatmap').scrollIntoView({ block: 'center' })")
-    pixels = shot(browser)
+    pixels = shot_of(browser, ".heatmap")
     width, height = SIZES[size]
     assert pixels.shape == (height, width, 3)
     assert pixels.std() > 0.04  # not blank
