@@ -112,7 +112,7 @@ def learner(model: Path, name: str, folder: Path, updates: int) -> Iterator[Serv
     command = [
         *(sys.executable, "-m", "trl_openclaw.cli", "live", "--accelerate_config", "single", "--config", "live"),
         *("--live_dir", str(folder), "--model_name_or_path", str(model), "--engine_model", name),
-        *("--max_updates", str(updates), "--learning_rate", "6e-4"),
+        *("--max_updates", str(updates), "--learning_rate", "4e-4"),
         *("--check_replay_turns", "8", "--check_reply_tokens", "32"),
     ]
     service = Service("learner", command, folder)

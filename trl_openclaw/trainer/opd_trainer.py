@@ -359,25 +359,38 @@ class OPDTrainer(TurnRewards, ProfiledSteps, SeamGRPOTrainer):
     # In the loss
 
     def token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
+        if self._teaching is not None:
+            self._teaching.record_choice()
+            self._record_gap(inputs, old_per_token_logps)
+        if self.objective is None:
+            return self.sampled_token_advantages(inputs, old_per_token_logps)
+        record_token_losses(self, inputs["objective_losses"])
+        return self.rl_weight * at_tokens(inputs["step_advantages"], inputs["turn_index"], 0.0)
+
+    def sampled_token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
+        """What rewards and teacher say of the tokens that were sampled, `(B, T)`, whichever objective is trained.
+
+        Args:
+            inputs: The micro-batch.
+            old_per_token_logps: Of the policy that sampled, `(B, T)`.
+        """
         rewards = at_tokens(inputs["step_advantages"], inputs["turn_index"], 0.0)
         if self._teaching is None:
             return self.rl_weight * rewards
-        self._teaching.record_choice()
-        teacher = inputs["teacher_per_token_logps"]
-        clip = self.args.logp_gap_clip if self.objective is None else None  # of the sampled tokens
-        mask = self._taught(inputs)
-        bounded = teacher + inputs["extrapolation"] if "extrapolation" in inputs else teacher
-        gap, bounded = (token_gap(scored, old_per_token_logps, mask) for scored in (teacher, bounded))
-        record_gap(self, gap_statistics(gap, bounded, mask, clip))
-        if self.objective is not None:
-            record_token_losses(self, inputs["objective_losses"])
-            return self.rl_weight * rewards
+        teacher, mask, clip = inputs["teacher_per_token_logps"], self._taught(inputs), self.args.logp_gap_clip
         if self.args.control == "negative_advantage":
-            advantages = -self.args.logp_gap_clip * mask.to(teacher.dtype)
+            advantages = -clip * mask.to(teacher.dtype)
         else:
             advantages = opd_advantages(teacher, old_per_token_logps, mask, clip, inputs.get("extrapolation"))
             advantages = self._bound_gap_at_format_tokens(advantages, inputs["completion_ids"])
         return combine_advantages(rewards, advantages, self.rl_weight, self.opd_weight)
+
+    def _record_gap(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> None:
+        teacher, mask = inputs["teacher_per_token_logps"], self._taught(inputs)
+        bounded = teacher + inputs["extrapolation"] if "extrapolation" in inputs else teacher
+        gap, bounded = (token_gap(scored, old_per_token_logps, mask) for scored in (teacher, bounded))
+        clip = self.args.logp_gap_clip if self.objective is None else None  # of the sampled tokens
+        record_gap(self, gap_statistics(gap, bounded, mask, clip))
 
     def token_losses(
         self, inputs: dict[str, Any], per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module

@@ -82,11 +82,12 @@ def test_an_update_becomes_a_published_version(tmp_path, capsys):
     assert now == pytest.approx(here, abs=1e-5)
 
 
-def test_token_scores_are_those_of_the_loss(tmp_path):
+@pytest.mark.parametrize("opd_loss", ["sampled_token", "topk_surrogate", "full_divergence"])
+def test_token_scores_are_what_was_said_of_the_sampled_tokens(tmp_path, opd_loss):
     store = open_store(tmp_path)
     bad = record(store, [0, 1], score=-1, hints=("Be brief.",))
     good = record(store, [2, 3], score=1, hints=())
-    make_learner(tmp_path, max_updates=1).train()
+    make_learner(tmp_path, max_updates=1, opd_loss=opd_loss).train()
     for turn_id, score in [(bad[0], -1), (good[0], 1)]:
         turn, found = store.show(USER, turn_id), store.token_scores(turn_id)
         assert found.student == pytest.approx(turn.logprobs)

@@ -301,5 +301,5 @@ class LiveTrainer(CombineTrainer):
         advantages = super().token_advantages(inputs, old_per_token_logps)
         assert self._student is not None, "the loss shows the student before it asks for advantages"
         record_ratio(self, inputs, self._student, old_per_token_logps)
-        self.notes.add(inputs, advantages)
+        self.notes.add(inputs, self.sampled_token_advantages(inputs, old_per_token_logps))
         return advantages
