@@ -71,6 +71,29 @@ def open_request(gateway, **fields):
     return connection
 
 
+def test_what_comes_at_once_is_sent_at_once(gateway, stub):
+    stub.pieces = 3
+    connection = open_request(gateway, stream=True, stream_options={"include_usage": True})
+    read = b""
+    while not read.endswith(b"\r\n0\r\n\r\n"):
+        read += connection.recv(4096)
+    head, _, body = read.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    chunks = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        chunks.append(body[: int(size, 16)])
+        body = body[int(size, 16) + 2 :]
+    first, last = chunks[0].split(b"\n\n"), chunks[-2].split(b"\n\n")
+    assert b'"role":"assistant"' in first[0]
+    assert b'"content":"' in first[1]
+    assert b'"finish_reason":"stop"' in last[-4]
+    assert b'"usage":{' in last[-3]
+    assert last[-2:] == [b"data: [DONE]", b""]
+    assert chunks[-1] == b""
+    assert len(chunks) == b"".join(chunks).count(b"data: ") - 3  # role, reason, usage and end come with others
+
+
 def test_a_client_that_goes_away_ends_the_generation(gateway, stub):
     stub.pause = 0.2
     stub.pieces = 200

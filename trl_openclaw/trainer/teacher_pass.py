@@ -96,6 +96,11 @@ class Lesson:
             for taught, drop, found, m in zip(self.taught, self.dropped, self.candidates, choice, strict=True)
         ]
 
+    def certain(self) -> list[HintedTurn]:
+        """The same before a choice is made: nothing for a turn with several candidates."""
+        first = self.chosen([0] * len(self.candidates))
+        return [one if len(found) < 2 else HintedTurn() for one, found in zip(first, self.candidates, strict=True)]
+
 
 @dataclass(frozen=True)
 class TeacherPass:

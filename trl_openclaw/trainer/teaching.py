@@ -42,7 +42,8 @@ class Teaching:
         self.old_policy = OldPolicy(trainer.args.topk, self.head_of)
         self.heads = Heads()
         self.chosen: list[HintedTurn] = []
-        """What each turn of the latest batch is taught with, once all rows have been compared."""
+        """What each turn of the latest batch is taught with. Until all rows have been compared it is known only of
+        turns that leave no choice."""
         self._answers: Answers | None = None
         self._reference: ReferenceScores | None = None
         self._record: ChoiceRecord | None = None
@@ -91,6 +92,7 @@ class Teaching:
         record_lesson(trainer, lesson, trainer.turns, counts_candidates=self.lessons.uses_student)
         if waits:
             self._record.reserve_columns(trainer)
+            self.chosen = lesson.certain()
         self.record_choice()
 
     def compare_in_loss(self, inputs: dict[str, Any], states: TokenStates) -> None:

@@ -122,17 +122,21 @@ class EventStream(Response):
 
 
 async def _events(exchange: Exchange, first: Delta, rest: AsyncGenerator[Delta, None]) -> AsyncGenerator[bytes, None]:
-    """The chunks of a reply, then its end; or an `EngineError` in their midst."""
+    """The chunks of a reply, then its end; or an `EngineError` in their midst. What comes at once is sent at once."""
     async with aclosing(rest):
-        yield _event(_chunk(exchange, {"role": "assistant", "content": ""}))
+        events = _event(_chunk(exchange, {"role": "assistant", "content": ""}))
         async for piece in _chained(first, rest):
             if piece.says_something:
-                yield _event(_chunk(exchange, _delta(piece)))
+                events += _event(_chunk(exchange, _delta(piece)))
             if piece.finish_reason is not None:
-                yield _event(_chunk(exchange, {}, piece.finish_reason))
+                events += _event(_chunk(exchange, {}, piece.finish_reason))
+            elif piece.says_something:
+                yield events
+                events = b""
         if exchange.request.wants_usage:
-            yield _event({**_frame(exchange, "chat.completion.chunk"), "choices": [], "usage": exchange.reply.usage})
-        yield b"data: [DONE]\n\n"
+            usage = {"choices": [], "usage": exchange.reply.usage}
+            events += _event({**_frame(exchange, "chat.completion.chunk"), **usage})
+        yield events + b"data: [DONE]\n\n"
 
 
 async def _chained(first: Delta, rest: AsyncIterator[Delta]) -> AsyncIterator[Delta]:

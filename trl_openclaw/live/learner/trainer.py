@@ -136,7 +136,7 @@ class LiveTrainer(CombineTrainer):
 
     @property
     def chosen_hints(self) -> list[HintedTurn]:
-        """What each of this process's turns is taught with; none where no teacher runs or the loss has to choose."""
+        """What each of this process's turns is taught with, as far as it is known; none where no teacher runs."""
         return self._teaching.chosen if self._teaching is not None else []
 
     # The run
