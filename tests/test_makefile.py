@@ -1,8 +1,10 @@
 """The Makefile on machines that lack something, and what its targets run; nothing is installed here."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,12 @@ def test_the_device_check_runs_on_one_device(make, installed):
     done, ran = make("test-gpu", PYTEST_ARGS="-k live")
     assert done.returncode == 0, done.stderr
     assert ran == ["python -m pytest tests/gpu -m gpu -k live [0]"]
+
+
+def test_what_is_installed_under_a_name_is_an_extra_of_the_project():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (rule,) = re.findall(
+        r"^(\$\(STAMPS\)/\S+(?: \$\(STAMPS\)/\S+)*): \$\(STAMPS\)/%:", (ROOT / "Makefile").read_text(), re.M
+    )
+    names = rule.replace("$(STAMPS)/", "").split()
+    assert {"demo", "live-demo", "test", "dev"} <= set(names) <= extras.keys()

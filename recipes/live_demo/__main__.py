@@ -35,6 +35,7 @@ from .services import ROOT, Narrator, Service, gateway, learner
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 IN_A_ROW = 3
+_AT_LEAST_ONE = ("updates", "replies", "held_out", "at_once", "max_tokens")
 _BREAK_SECONDS = 0.5
 _WIDTH = 72  # characters of a reply on the screen
 _MUST_BE_NONE = {"lost_turns": "replies are not in the store", "errors": "requests failed"}
@@ -60,10 +61,28 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Run the demo and write its summary."""
-    options = make_parser().parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that its two processes end, too
+    parser = make_parser()
+    options = parser.parse_args()
+    if wrong := [name for name in _AT_LEAST_ONE if getattr(options, name) < 1]:
+        parser.error(f"--{wrong[0].replace('_', '-')} must be at least 1")
     if not options.model.is_dir():
         raise SystemExit(f"There is no model at {options.model}. `make model` fetches the demo's.")
+    asked = signal.SIGINT
+
+    def on_sigterm(number: int, frame: Any) -> None:
+        nonlocal asked
+        asked = signal.Signals(number)
+        signal.raise_signal(signal.SIGINT)  # which asyncio takes as it should be taken
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    try:
+        run(options)
+    except KeyboardInterrupt:  # by now its two processes have ended, too
+        sys.exit(128 + asked)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Let both processes work, talk, and write down what came of it."""
     folder = options.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -45,7 +45,7 @@ class Person:
         max_replies: Replies after which the person gives up.
     """
 
-    def __init__(self, client: openai.AsyncOpenAI, model: str, persona: Persona, max_replies: int = 2):
+    def __init__(self, client: openai.AsyncOpenAI, model: str, persona: Persona, max_replies: int):
         self.client, self.model, self.persona, self.max_replies = client, model, persona, max_replies
 
     async def ask(self, question: str) -> Session:

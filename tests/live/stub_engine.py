@@ -274,6 +274,8 @@ def _spoiled(event: dict, trouble: str | None) -> dict:
     said = choice.get("delta") or choice.get("message") or {}
     if trouble == "text in parts":
         said["content"] = [{"type": "text", "text": "hi"}]
+    if trouble == "half an emoji" and "content" in said:
+        said["content"] = "a\ud83d"
     if trouble == "call without function" and said.get("tool_calls"):
         said["tool_calls"][0]["function"] = "look"
     if trouble == "end in parts":

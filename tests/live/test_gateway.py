@@ -424,6 +424,15 @@ def run_health(gateway):
         return "down"
 
 
+def test_half_an_emoji_is_a_question_mark(gateway, stub):
+    stub.trouble, stub.pieces = lambda request: "half an emoji", 1
+    said, answer = chat(gateway)
+    assert (said, answer["choices"][0]["message"]["content"][:2]) == (200, "a?")
+    with gateway.client() as client:
+        pieces = list(client.chat.completions.create(model="stub", messages=[user("hi")], stream=True))
+    assert "a?" in [piece.choices[0].delta.content for piece in pieces]
+
+
 @pytest.mark.parametrize("trouble", ["hangs", "stalls"])
 def test_an_engine_that_says_nothing_any_more(tmp_path, stub, trouble):
     stub.trouble = lambda request: trouble

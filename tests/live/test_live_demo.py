@@ -16,6 +16,7 @@ from recipes.live_demo.__main__ import (
     check,
     held_out_numbers,
     is_enough,
+    main,
     make_parser,
     read_questions,
     summarize,
@@ -39,7 +40,7 @@ def told(text: str) -> Turn:
 def talked(running, persona, question="Why?", side=False):
     async def talk():
         async with running.async_client() as client:
-            person = Person(client, "stub", persona)
+            person = Person(client, "stub", persona, 2)
             return await (person.ask if side else person.talk)(question)
 
     return asyncio.run(talk())
@@ -198,19 +199,33 @@ class TestServices:
             pass
 
 
+def test_nothing_of_something_is_refused(monkeypatch, capsys, tmp_path):
+    kept = tmp_path / "kept"
+    kept.write_text("something")
+    monkeypatch.setattr(
+        sys, "argv", ["live_demo", "--replies", "0", "--model", str(tmp_path), "--folder", str(tmp_path)]
+    )
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--replies must be at least 1" in capsys.readouterr().err
+    assert kept.exists()
+
+
 def test_asked_to_end_it_ends_its_processes(tmp_path):
     folder = tmp_path / "model"
     tiny_llama(max_position_embeddings=4096).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     demo = subprocess.Popen(
         [sys.executable, "-m", "recipes.live_demo", "--model", str(folder), "--folder", str(tmp_path / "live")],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     log = tmp_path / "live" / "learner.log"
     wait_for(lambda: log.exists() and "Learning from" in log.read_text(), seconds=240, what="the learner")
     started = psutil.Process(demo.pid).children(recursive=True)
     assert len(started) >= 3  # the gateway, the launcher, and the learner itself
     demo.terminate()
-    assert demo.wait(120) == 128 + signal.SIGTERM
+    complaints = demo.communicate(timeout=120)[1]
+    assert demo.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in complaints
     psutil.wait_procs(started, timeout=60)
     assert not [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -114,13 +114,16 @@ def test_what_the_gateway_gets_of_the_settings():
 
 def test_names_and_pages_that_are_allowed(tmp_path):
     args = ["--model", "m", "--allow-origin", "app://Obsidian.md, null", "--allow-origin", "http://localhost:3000/"]
+    with pytest.raises(ValueError, match="`allow_origin: null` needs `keys`"):
+        read_settings(args)
+    args += ["--keys", "keys.txt"]
     options = read_settings([*args, "--allow_host", "host.docker.internal:8700,nas"]).options
     assert options.origins == ("app://obsidian.md", "null", "http://localhost:3000")
     assert options.hosts[-2:] == ("host.docker.internal", "nas")
     assert "127.0.0.1" in options.hosts
     config = tmp_path / "serve.yaml"
     for text, found in (("file://", ("file://",)), ("[file:///, 'null']", ("file://", "null")), ("", ())):
-        config.write_text(f"model: m\nallow_origin: {text}\n")
+        config.write_text(f"model: m\nkeys: keys.txt\nallow_origin: {text}\n")
         assert read_settings(["--config", str(config)]).options.origins == found
     config.write_text("model: m\nallow_host: [nas, 3]\n")
     with pytest.raises(ValueError, match="`allow_host` is a text, or a list of texts"):

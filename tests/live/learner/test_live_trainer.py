@@ -82,10 +82,20 @@ def test_an_update_becomes_a_published_version(tmp_path, capsys):
     assert now == pytest.approx(here, abs=1e-5)
 
 
+def test_replies_whose_tail_was_cut_are_counted_and_warned_of(tmp_path):
+    store = open_store(tmp_path)
+    record(store, range(3))
+    record(store, range(3, 4), sampling={"temperature": 1.0, "top_p": 0.5})
+    learner = make_learner(tmp_path, max_updates=1)
+    with pytest.warns(UserWarning, match="`top_p` below 1"):
+        learner.train()
+    assert learner.state.log_history[0]["live/top_p_share"] == 0.25
+
+
 @pytest.mark.parametrize("opd_loss", ["sampled_token", "topk_surrogate", "full_divergence"])
 def test_token_scores_are_what_was_said_of_the_sampled_tokens(tmp_path, opd_loss):
     store = open_store(tmp_path)
-    bad = record(store, [0, 1], score=-1, hints=("Be brief.",))
+    bad = record(store, [0, 1], score=-1, hints=("Be brief.", "Short."))  # of which the longest is taught
     good = record(store, [2, 3], score=1, hints=())
     make_learner(tmp_path, max_updates=1, opd_loss=opd_loss).train()
     for turn_id, score in [(bad[0], -1), (good[0], 1)]:

@@ -86,7 +86,8 @@ async def on_invalid(request: Request, error: Exception) -> JSONResponse:
     """Answers a body or a query that does not fit."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    return ApiError(400, str(first["msg"]), param=field_name(first["loc"][1:])).response()
+    place = field_name(first["loc"][1:])
+    return ApiError(400, f"`{place}`: {first['msg']}." if place else str(first["msg"]), param=place).response()
 
 
 def field_name(place: tuple[int | str, ...]) -> str:

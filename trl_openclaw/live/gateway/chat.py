@@ -9,7 +9,6 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -59,7 +58,8 @@ async def chat(request: Request, user: CurrentUser) -> Response:
         except ClientGoneError:
             await pieces.aclose()
             return _done(exchange, Response(status_code=CLIENT_GONE))
-        return _done(exchange, JSONResponse(_whole(exchange), headers={"x-request-id": exchange.turn_id}))
+        headers = {"x-request-id": exchange.turn_id}
+        return _done(exchange, Response(_encoded(_whole(exchange)), headers=headers, media_type="application/json"))
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
@@ -178,7 +178,12 @@ def _frame(exchange: Exchange, kind: str) -> dict[str, Any]:
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + _encoded(data) + b"\n\n"
+
+
+def _encoded(data: dict[str, Any]) -> bytes:
+    """As JSON; half an emoji, which has no bytes in UTF-8, as a question mark."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def _done(exchange: Exchange, response: Response) -> Response:

@@ -89,6 +89,11 @@ class ServeSettings:
             raise ValueError("`top_p` is above 0 and at most 1, `timeout` and `max_body_mb` above 0, `port` a port.")
         self.allow_host = [read_host(text) for text in _listed("allow_host", self.allow_host)]
         self.allow_origin = [read_origin(text) for text in _listed("allow_origin", self.allow_origin)]
+        if "null" in self.allow_origin and not self.keys:
+            raise ValueError(
+                "`allow_origin: null` needs `keys`: every page in the browser can call itself that, and could read "
+                "replies and plant corrections."
+            )
         if isinstance(self.judge_extra_body, str):
             try:
                 self.judge_extra_body = json.loads(self.judge_extra_body)

@@ -71,6 +71,8 @@ class Checks:
 
     def prepare(self) -> None:
         """Measure the base model, while there is nothing to train yet. A collective."""
+        said = "Measuring the base model, which versions are compared with: a minute or so on a CPU."
+        self.trainer.accelerator.print(said, flush=True)
         for wordings in (False, True):
             self.measures.of_base(self._questions(wordings=wordings))
         if self._looks_at_replies:

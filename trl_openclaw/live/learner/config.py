@@ -67,7 +67,9 @@ class LiveConfig(CheckFields, CombineConfig):
             Adapter folders to keep. The version in use is always kept.
 
     > [!NOTE]
-    > `learning_rate` defaults to `1e-4` instead of `1e-5`: adapters are trained.
+    > `learning_rate` defaults to `1e-4` instead of `1e-5`: adapters are trained. `hint_selection` defaults to
+    > `"longest"` whatever `opd_loss` is: with a hint that is known before the loss the page can show what the teacher
+    > preferred, and one candidate is scored instead of all.
     """
 
     _NUMBERS: ClassVar[dict[str, Number]] = {
@@ -131,6 +133,8 @@ class LiveConfig(CheckFields, CombineConfig):
         self.max_steps = self.max_updates or FOREVER
         self.ignore_data_skip = True  # what was trained is known to the store, not by counting rows
         self.gradient_accumulation_steps = self._accumulation()
+        if self.hint_selection is None:
+            self.hint_selection = "longest"
         super().__post_init__()
         self.max_steps = self.max_updates or FOREVER
 

@@ -1,5 +1,7 @@
 """How far the policy in training is from the one that sampled a turn, and whether the engine has the same model."""
 
+import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +11,7 @@ from .measure import Logps, mean
 
 if TYPE_CHECKING:
     from .desk import LiveBatch
+    from .rollouts import LiveTurn
     from .trainer import LiveTrainer
 
 FAR = 3.0
@@ -51,6 +54,29 @@ def strange_turns(trainer: "LiveTrainer", batch: "LiveBatch", now: Logps) -> dic
     if own:
         trainer.saw_stranger = bool(bad) and len(own) == 1
     return dict.fromkeys(strange, "other_logprobs")
+
+
+def record_sampling(trainer: "LiveTrainer", turns: Sequence["LiveTurn"]) -> None:
+    """Log how old a batch's turns are, and which share a `top_p` below 1 has cut the tail off. A collective.
+
+    Such replies come from another distribution than the one whose log-probs are compared: where the tail was cut,
+    tokens were likelier than recorded, and none of those that were left out is ever learned from. That is said once.
+
+    Args:
+        trainer: The trainer.
+        turns: This process's.
+    """
+    known = [[float(one.turn.lag), float((one.turn.sampling.get("top_p") or 1.0) < 1.0)] for one in turns]
+    lags, cut = trainer.accelerator.gather(torch.tensor(known, device=trainer.accelerator.device)).T
+    trainer.record_metric("live/lag_mean", lags.mean().item())
+    trainer.record_metric("live/lag_max", lags.max().item())
+    trainer.record_metric("live/top_p_share", cut.mean().item())
+    if cut.any():
+        warnings.warn(
+            "Replies were sampled with `top_p` below 1 (`live/top_p_share`), so their log-probs are not those of the "
+            "distribution that they come from, and what is learned from them is biased. Clients should leave it at 1.",
+            stacklevel=2,
+        )
 
 
 def record_ratio(trainer: "LiveTrainer", inputs: dict[str, Any], student: torch.Tensor, old: torch.Tensor) -> None:

@@ -24,7 +24,7 @@ from .desk import Desk, GoTo, LiveBatch, Waiting
 from .folders import lock_of, store_of
 from .lock import only_learner
 from .measure import Item, gathered_logps
-from .ratios import record_ratio, strange_turns
+from .ratios import record_ratio, record_sampling, strange_turns
 from .rendering import render
 from .rollouts import LiveTurn, StoredJudge, StoredNextState, TurnReader, recorded_rollout
 from .snapshot import trained_tensors
@@ -282,14 +282,11 @@ class LiveTrainer(CombineTrainer):
 
     def extend_batch(self, inputs: list[dict[str, Any]], batch: dict[str, Any]) -> dict[str, Any]:
         device = self.accelerator.device
-        lags = torch.tensor([float(one.turn.lag) for one in self._rows], device=device)
         current = [one.turn.model_version == self.progress.version for one in self._rows]
         batch["old_per_token_logps"] = batch["sampling_per_token_logps"]
-        batch["place"] = torch.arange(len(lags), device=device)
+        batch["place"] = torch.arange(len(current), device=device)
         batch["current"] = torch.tensor(current, device=device)
-        world = self.accelerator.gather(lags)
-        self.record_metric("live/lag_mean", world.mean().item())
-        self.record_metric("live/lag_max", world.max().item())
+        record_sampling(self, self._rows)
         batch = super().extend_batch(inputs, batch)
         self.notes.begin(self._rows)
         return batch
@@ -298,8 +295,10 @@ class LiveTrainer(CombineTrainer):
         self._student = per_token_logps
 
     def token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
-        advantages = super().token_advantages(inputs, old_per_token_logps)
+        advantages = said = super().token_advantages(inputs, old_per_token_logps)
         assert self._student is not None, "the loss shows the student before it asks for advantages"
         record_ratio(self, inputs, self._student, old_per_token_logps)
-        self.notes.add(inputs, self.sampled_token_advantages(inputs, old_per_token_logps))
+        if self.objective is not None:
+            said = self.sampled_token_advantages(inputs, old_per_token_logps)
+        self.notes.add(inputs, said)
         return advantages
