@@ -29,7 +29,8 @@ class VllmEngine:
     """Asks a vLLM server for replies with their token ids and log-probs, and has it load adapters while it runs.
 
     Start the server with `--enable-lora --max-loras 2` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`, so that a new version
-    can be loaded while the old one still answers. By itself vLLM reports log-probs at temperature 1, whatever it
+    can be loaded while the old one still answers, and with `--enable-auto-tool-choice --tool-call-parser ...` where
+    clients have tools, which it refuses otherwise. By itself vLLM reports log-probs at temperature 1, whatever it
     samples at; with `--logprobs-mode processed_logprobs` at that of sampling, over the tokens that `top_p` leaves. What
     the model's `generation_config.json` says of sampling is switched off, so that the settings recorded with a turn are
     those it was sampled with.
