@@ -81,7 +81,7 @@ def match(
     What stands before that reply was matched when its own request came. Where the known part does not reach to the last
     reply, because the client has cut or edited what came before, that one is looked for by itself and the message
     before it, and taken if only one turn fits: of the session that the request names, or else one that shares more with
-    it than a few words. Where that message does not fit either, since some clients add what they looked up, or a
+    it than a few words. Where none is taken so, since some clients add what they looked up, or a
     reminder, to the live request alone, the last reply is looked for that is long enough to be known by itself, and
     that one turn alone has.
 
@@ -108,17 +108,18 @@ def match(
 
     found = store.find_by_history(user, [digest for _, digest in reversed(replies)])
     place = replies[-1 - found[0].index][0] if found else last
-    ambiguous = False
+    ambiguous = retold = False
     if not found or place < last:
         tails = _by_tail(store, user, messages[: last + 1], session_id, following(messages, last))
         ambiguous = len(tails) > 1
         if len(tails) == 1 and (session_id is not None or _telling(store, user, messages[: last + 1], tails[0])):
             found, place = tails, last
-        elif not tails:
+        else:
             unknown = [at for at, _ in replies if not found or at > place]
-            hit, at, ambiguous = _by_reply(store, user, messages, unknown, session_id)
+            hit, at, several = _by_reply(store, user, messages, unknown, session_id)
+            ambiguous = ambiguous or several
             if hit is not None:
-                found, place = [hit], at
+                found, place, retold = [hit], at, at < last
     if not found:
         return Match(session_id=session_id, unmatched=True, ambiguous=ambiguous, history=chain)
 
@@ -134,7 +135,7 @@ def match(
         next_state=tuple(said) if news else (),
         unmatched=place < last,
         ambiguous=ambiguous,
-        alternate=says and hit.has_next_state and hit.next_state_hash != extended(NO_HISTORY, said),
+        alternate=says and not retold and hit.has_next_state and hit.next_state_hash != extended(NO_HISTORY, said),
         history=chain,
     )
 

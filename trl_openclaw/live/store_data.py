@@ -186,8 +186,8 @@ class People(Database):
         that stands there word for word after another message than it answered; retries and regenerations of it, unless
         something goes on from them or their client named another session; the next states of earlier turns that no
         request tells any more, with what a judge made of them; and side traffic that quotes any of it. Exports that
-        hold any of it are removed. The file is written anew without it, which takes nearly all of the time, the longer
-        the larger the file is, and its log is emptied. A reply that this user waits for meanwhile is not recorded,
+        hold any of it are removed. The file is written anew without it, and its log emptied. That and finding what
+        goes take the longer the larger the file is. A reply that this user waits for meanwhile is not recorded,
         since its request may hold some of it. What was learned from a turn stays in the adapters.
 
         Args:
