@@ -125,8 +125,12 @@ def test_a_second_run_installs_nothing(make, installed):
 
 def test_the_long_runs_have_a_target_of_their_own(make, installed):
     command = "make test-slow"
-    _, ran = make(command.split()[1])
-    assert ran[-1].startswith("python -m pytest -m slow --numprocesses 2 ")
+    done, ran = make(command.split()[1], PYTEST_ARGS="-k x")
+    assert "Installing" not in done.stdout
+    assert [line.split(" [")[0] for line in ran] == [
+        "python recipes/demo/smollm2.py",
+        "python -m pytest -m slow --numprocesses 2 --dist worksteal -k x",
+    ]
 
 
 def test_the_device_check_runs_on_one_device(make, installed):

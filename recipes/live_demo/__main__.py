@@ -74,6 +74,7 @@ def main() -> None:
         asked = signal.Signals(number)
         signal.raise_signal(signal.SIGINT)  # which asyncio takes as it should be taken
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell script's background commands ignore
     signal.signal(signal.SIGTERM, on_sigterm)
     try:
         run(options)

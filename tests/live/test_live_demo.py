@@ -218,6 +218,7 @@ def test_asked_to_end_it_ends_its_processes(tmp_path):
     demo = subprocess.Popen(
         [sys.executable, "-m", "recipes.live_demo", "--model", str(folder), "--folder", str(tmp_path / "live")],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as a script starts it in the background
     )  # fmt: skip
     log = tmp_path / "live" / "learner.log"
     wait_for(lambda: log.exists() and "Learning from" in log.read_text(), seconds=240, what="the learner")

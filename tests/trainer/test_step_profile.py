@@ -172,7 +172,7 @@ def test_each_part_has_the_time_that_was_spent_in_it(tmp_path, seconds_of):
         busy = max(found["total"][step] / (PAUSE * sum(floor.values())), 1.0)  # by which other work slows all parts
         for part in PARTS:
             assert found[part][step] >= 0.9 * PAUSE * floor[part], part
-            assert found[part][step] < PAUSE * (floor[part] + 6) * busy, part
+            assert found[part][step] < PAUSE * (floor[part] + 3) * busy, part
         assert sum(found[part][step] for part in PARTS) == pytest.approx(found["total"][step])
 
 
@@ -186,7 +186,7 @@ def test_what_came_in_while_the_teacher_worked_was_not_waited_for(tmp_path, seco
     trainer.teacher.score = slow(trainer.teacher.score, 8 * PAUSE)
     found = {part: seconds for part, (seconds,) in seconds_of(trainer).items()}
     assert found["teacher"] >= 8 * PAUSE
-    assert found["next_state"] + found["judge"] + found["rewards"] < 4 * PAUSE
+    assert found["next_state"] + found["judge"] + found["rewards"] < PAUSE
     assert sum(found[part] for part in PARTS) == pytest.approx(found["total"])
 
 
@@ -207,14 +207,14 @@ def test_a_pass_of_trl_over_the_sampled_batch_is_the_students(tmp_path, seconds_
 
     def slow_without_gradients(*args, **kwargs):
         if not torch.is_grad_enabled():
-            passes.append(time.sleep(40 * PAUSE))
+            passes.append(time.sleep(8 * PAUSE))
         return forward(*args, **kwargs)
 
     trainer.model.forward = slow_without_gradients
     found = seconds_of(trainer)
     assert len(passes) == 1
-    assert found["student"][0] >= 40 * PAUSE > 2 * found["student"][1]
-    assert max(found["rest"]) < 20 * PAUSE
+    assert found["student"][0] >= 8 * PAUSE > 2 * found["student"][1]
+    assert max(found["rest"]) < 4 * PAUSE
 
 
 def test_a_log_has_the_mean_over_its_steps(tmp_path, seconds_of):
