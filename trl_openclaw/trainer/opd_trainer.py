@@ -4,7 +4,6 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -14,12 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
 
 from .._trl import Rollout, SeamGRPOTrainer
-from ..format_tokens import cap_format_tokens, format_token_ids
 from ..judges.base import Judge
-from ..lm_head import TokenStates
-from ..losses import combine_advantages, gap_statistics, opd_advantages, token_gap
 from ..next_states.base import NextStateProvider
-from ..objectives import Objective, Positions, make_objective
+from ..objectives import make_objective
 from ..rewards import HindsightReward
 from ..scoring import TokenScorer
 from ..teachers import InitialWeights, LocalTeacher, ServerTeacher, Teacher
@@ -46,7 +42,6 @@ from .inputs import (
 )
 from .model_card import write_model_card
 from .opd_config import OPDConfig
-from .records import record_gap, record_token_losses
 from .roles import announce_roles
 from .self_test import SelfTest
 from .step_profile import ProfiledSteps
@@ -54,13 +49,14 @@ from .step_records import record_steps
 from .teacher_pass import TeacherPass
 from .teacher_server import check_teacher_server
 from .teaching import Teaching
+from .token_signals import TokenSignals
 from .turn_rewards import TurnRewards
 from .turns import BatchTurns, at_tokens
 
 logger = get_logger(__name__)
 
 
-class OPDTrainer(TurnRewards, ProfiledSteps, SeamGRPOTrainer):
+class OPDTrainer(TokenSignals, TurnRewards, ProfiledSteps, SeamGRPOTrainer):
     """
     Trainer for hindsight-guided on-policy distillation (OPD), from [OpenClaw-RL](https://huggingface.co/papers/2603.10165).
 
@@ -124,7 +120,6 @@ class OPDTrainer(TurnRewards, ProfiledSteps, SeamGRPOTrainer):
     }
     config_class = OPDConfig
     teacher: Teacher | None = None
-    objective: Objective | None = None
     extra_columns = ("privileged_context", "next_state")
 
     def __init__(
@@ -357,73 +352,6 @@ class OPDTrainer(TurnRewards, ProfiledSteps, SeamGRPOTrainer):
         return torch.full(shape, float("nan"), device=self.accelerator.device)
 
     # In the loss
-
-    def token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
-        if self._teaching is not None:
-            self._teaching.record_choice()
-            self._record_gap(inputs, old_per_token_logps)
-        if self.objective is None:
-            return self.sampled_token_advantages(inputs, old_per_token_logps)
-        record_token_losses(self, inputs["objective_losses"])
-        return self.rl_weight * at_tokens(inputs["step_advantages"], inputs["turn_index"], 0.0)
-
-    def sampled_token_advantages(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> torch.Tensor:
-        """What rewards and teacher say of the tokens that were sampled, `(B, T)`, whichever objective is trained.
-
-        Args:
-            inputs: The micro-batch.
-            old_per_token_logps: Of the policy that sampled, `(B, T)`.
-        """
-        rewards = at_tokens(inputs["step_advantages"], inputs["turn_index"], 0.0)
-        if self._teaching is None:
-            return self.rl_weight * rewards
-        teacher, mask, clip = inputs["teacher_per_token_logps"], self._taught(inputs), self.args.logp_gap_clip
-        if self.args.control == "negative_advantage":
-            advantages = -clip * mask.to(teacher.dtype)
-        else:
-            advantages = opd_advantages(teacher, old_per_token_logps, mask, clip, inputs.get("extrapolation"))
-            advantages = self._bound_gap_at_format_tokens(advantages, inputs["completion_ids"])
-        return combine_advantages(rewards, advantages, self.rl_weight, self.opd_weight)
-
-    def _record_gap(self, inputs: dict[str, Any], old_per_token_logps: torch.Tensor) -> None:
-        teacher, mask = inputs["teacher_per_token_logps"], self._taught(inputs)
-        bounded = teacher + inputs["extrapolation"] if "extrapolation" in inputs else teacher
-        gap, bounded = (token_gap(scored, old_per_token_logps, mask) for scored in (teacher, bounded))
-        clip = self.args.logp_gap_clip if self.objective is None else None  # of the sampled tokens
-        record_gap(self, gap_statistics(gap, bounded, mask, clip))
-
-    def token_losses(
-        self, inputs: dict[str, Any], per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module
-    ) -> torch.Tensor | None:
-        assert self._teaching is not None, "without a teacher nothing is added"
-        is_due = Comparison.is_due(inputs)
-        if self.objective is None and not is_due:
-            return None
-        head = self._teaching.head_of(model, hidden)
-        states = TokenStates(hidden, inputs["completion_ids"], per_token_logps, head)
-        if is_due:
-            self._teaching.compare_in_loss(inputs, states)
-        if self.objective is None:
-            return None
-        taught = self._taught(inputs)
-        data = {name: inputs[name][taught] for name in self.objective.inputs}
-        losses = self.objective.token_losses(Positions(states[taught], data, self._teaching.heads.teacher))
-        inputs["objective_losses"] = losses.detach()
-        placed = torch.zeros(taught.shape, dtype=losses.dtype, device=losses.device)
-        return placed.masked_scatter(taught, self.opd_weight * losses)
-
-    def _bound_gap_at_format_tokens(self, gap: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Gaps of the tokens `ids` with the tighter bound where a token is only markup."""
-        cap = self.args.format_gap_clip
-        return gap if cap is None else cap_format_tokens(gap, ids, self._format_tokens, cap)
-
-    @cached_property
-    def _format_tokens(self) -> torch.Tensor:
-        return format_token_ids(self.tokenizer).to(self.accelerator.device)
-
-    def _taught(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """The tokens `(B, T)` that have a teacher and belong to the policy."""
-        return (inputs["completion_mask"] * inputs["tool_mask"]).bool() & inputs["teacher_mask"]
 
     def read_old_policy(self, per_token_logps: torch.Tensor, hidden: torch.Tensor, model: nn.Module) -> None:
         assert self._teaching is not None, "without a teacher nobody asks"
